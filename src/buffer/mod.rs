@@ -1,0 +1,52 @@
+//! The buffer room: memory that the kernel may know.
+//!
+//! One [`Arena`](arena::Arena) per worker is mapped once and cut into equal buffers by the
+//! [`Pool`]. A buffer is in exactly one hand at any time:
+//!
+//! ```text
+//!            lend                 lease (data arrived)
+//!   Free ───────────► Kernel ───────────────────────────► Leased(n)
+//!    ▲                  │ take back (cancelled, no data)      │ last Buf dropped
+//!    └──────────────────┴─────────────────────────────────────┘
+//! ```
+//!
+//! * **Free**: in the pool's free list; nobody may read or write it.
+//! * **Kernel**: the kernel may write it at any moment; no reference to its bytes exists.
+//! * **Leased(n)**: `n` [`Buf`]s read it; the kernel may read it too (a send), never write it.
+//!
+//! A payload that waits to be sent is a [`Payload`]; the payloads of one connection form a
+//! [`Chain`](chain::Chain), a linked list in one slab per worker, so that an idle connection holds
+//! no memory and a busy one allocates none.
+//!
+//! What may not enter this room: sockets, connections, operations, time.
+
+pub(crate) mod arena;
+pub(crate) mod chain;
+mod payload;
+mod pool;
+
+pub use payload::{Detached, Payload};
+pub use pool::{Buf, BufMut, BufferConfig, BufferError};
+
+pub(crate) use chain::{Chain, Chunks};
+pub(crate) use pool::Pool;
+
+/// The memory of one worker that a kernel may know: shared by the worker, which fills queues, and
+/// its driver, which must be able to keep it alive longer than the worker (SAFETY invariant 2).
+#[derive(Clone)]
+pub(crate) struct Memory {
+    pub(crate) pool: Pool,
+    pub(crate) chunks: Chunks,
+}
+
+impl Memory {
+    pub(crate) fn new(config: &BufferConfig) -> Result<Self, BufferError> {
+        Ok(Self { pool: Pool::new(config)?, chunks: Chunks::default() })
+    }
+
+    /// Forgets one handle of each part on purpose: the memory then stays mapped until the process
+    /// ends. The only answer when the kernel did not give operations back in time.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(self.clone());
+    }
+}
