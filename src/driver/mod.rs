@@ -1,0 +1,162 @@
+//! The driver room: mechanism. A driver starts operations and reports completions.
+//!
+//! A driver knows sockets and buffers. It knows nothing of send queues, back-pressure, timeouts,
+//! limits or user code: whatever every backend would have to repeat belongs in the
+//! [worker](crate::worker). Backends are chosen per worker type and statically dispatched.
+//!
+//! | backend | where | file |
+//! |---|---|---|
+//! | `uring` | Linux 6.1 and later | `uring/` |
+//! | `sim` | anywhere: a simulated kernel with a virtual clock and a seed | `sim/` |
+//!
+//! # The life of a connection in a driver
+//!
+//! ```text
+//!             adopt / connect                     close
+//!   (vacant) ────────────────► Open ───────────────────────► Closing ──────────────► (vacant)
+//!                               │  ▲                            │   last operation done:
+//!               recv, send, ... │  │ Received, Sent, ...        │   Event::Closed, exactly once
+//!                               ▼  │                            ▼
+//!                          operations in flight            (reports nothing else)
+//! ```
+//!
+//! Who owns what, in each state:
+//!
+//! | state | receive buffers | the chain being sent | the slot |
+//! |---|---|---|---|
+//! | Open, nothing armed | pool | – | worker may use it |
+//! | receive armed | pool and kernel (shared ring); a filled one is the `Buf` in `Received` | – | |
+//! | send in flight | | **driver**, from `send` to `Sent` | |
+//! | Closing | as above until the receive's last completion | driver, until the send's last completion, then dropped | **driver**, until `Closed` |
+//!
+//! # What a backend must promise
+//!
+//! 1. Memory handed in by [`send`](Driver::send) is read by the kernel only until `Sent` or `Closed`
+//!    is reported, and kept alive until then; buffers lent to the kernel are written only while
+//!    lent. If the driver is dropped with operations in flight it cancels and awaits them, and
+//!    leaks the memory of those that do not end.
+//! 2. After [`close`](Driver::close), exactly one event follows for the connection: `Closed`.
+//! 3. At most one receive and one send are in flight per connection; the worker keeps to that.
+//! 4. Starting an operation never reports its result inside the call (no recursion): results come
+//!    from [`next_event`](Driver::next_event) after the next
+//!    [`submit_and_wait`](Driver::submit_and_wait), in order per connection.
+//! 5. Between two waits at most a bounded number of completions per connection is reported, so that
+//!    one busy connection does not hide the others.
+//! 6. A full submission or completion queue loses nothing.
+//!
+//! The numbered SAFETY invariants that every `unsafe` block refers to are in `SAFETY.md`.
+
+mod event;
+pub(crate) mod sim;
+#[cfg(target_os = "linux")]
+pub(crate) mod sys;
+#[cfg(target_os = "linux")]
+pub(crate) mod uring;
+
+pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, RecvEnd, Socket};
+
+use std::io;
+use std::time::Duration;
+
+use crate::buffer::{Chain, Memory};
+use crate::config::ConnectConfig;
+use crate::time::Time;
+
+/// Ends another thread's [`submit_and_wait`](Driver::submit_and_wait), now or the next one.
+pub trait Waker: Clone + Send + Sync + 'static {
+    /// Wakes the driver's thread. The wakes that come before it looks may arrive as one.
+    fn wake(&self);
+}
+
+/// One kernel interface, owned by one worker. See the [module documentation](self) for the contract.
+pub trait Driver: Sized {
+    /// A bound, listening socket, made on any thread.
+    type Listener: Send + 'static;
+    /// Wakes this driver from any thread.
+    type Waker: Waker;
+
+    /// The memory that this driver's kernel may know.
+    fn memory(&self) -> &Memory;
+
+    /// The time when the last wait ended; costs nothing.
+    fn now(&self) -> Time;
+
+    /// Reads the clock.
+    fn clock(&self) -> Time;
+
+    /// A handle that wakes this driver.
+    fn waker(&self) -> Self::Waker;
+
+    /// Wakes another worker's driver, from this one's thread: at the latest with the next submission.
+    fn wake_peer(&mut self, peer: &Self::Waker) {
+        peer.wake();
+    }
+
+    /// Takes over a listener; nothing is accepted until [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// When the system refuses to register it.
+    fn add_listener(&mut self, listener: Self::Listener) -> io::Result<ListenerId>;
+
+    /// Whether [`AcceptMode::Multishot`] can tell the peer's address.
+    fn multishot_knows_peer(&self) -> bool;
+
+    /// Arms an accept operation.
+    fn accept(&mut self, listener: ListenerId, mode: AcceptMode);
+
+    /// Cancels all accept operations of a listener; each still ends with an event of its own.
+    fn cancel_accept(&mut self, listener: ListenerId);
+
+    /// Closes a listener. The worker calls it when no accept operation is armed.
+    fn remove_listener(&mut self, listener: ListenerId);
+
+    /// Binds an accepted socket to a connection.
+    fn adopt(&mut self, key: Key, socket: Socket);
+
+    /// Closes an accepted socket that nobody wants.
+    fn discard(&mut self, socket: Socket);
+
+    /// Starts an outgoing connection; `Connected` follows.
+    ///
+    /// # Errors
+    /// When no socket could be made or bound; the connection is then vacant and no event follows.
+    fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()>;
+
+    /// Arms receiving: `Received` until `armed` is false, or `RecvEnded`.
+    fn recv(&mut self, key: Key);
+
+    /// Cancels receiving; it ends with an event of its own, perhaps after further data.
+    fn cancel_recv(&mut self, key: Key);
+
+    /// Sends a chain that is not empty; `Sent` follows.
+    fn send(&mut self, key: Key, chain: Chain);
+
+    /// Cancels the send in flight; `Sent` still follows, with what was taken.
+    fn cancel_send(&mut self, key: Key);
+
+    /// Tells the peer that nothing more will be sent (FIN). The worker calls it with no send in flight.
+    fn shutdown_write(&mut self, key: Key);
+
+    /// Cancels whatever is in flight and closes the socket; `Closed` follows.
+    fn close(&mut self, key: Key, how: CloseHow);
+
+    /// Gives the kernel what was started and waits until something is reported, `timeout` passes
+    /// (`None`: for ever) or a wake arrives.
+    ///
+    /// # Errors
+    /// Only what the driver cannot go on from.
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// The next completion of the last wait.
+    fn next_event(&mut self) -> Option<Event>;
+
+    /// Whether completions of the last wait are still to be taken.
+    fn has_events(&self) -> bool;
+
+    /// Operations that the kernel may still complete, other than the driver's own wake-up.
+    fn in_flight(&self) -> usize;
+
+    /// Ends the driver: cancels what is left, awaits it until `patience` has passed, and leaks the
+    /// memory of what does not end. Returns how many operations that were.
+    fn finish(self, patience: Duration) -> usize;
+}

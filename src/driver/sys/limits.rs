@@ -1,0 +1,31 @@
+//! What the system allows this process.
+
+use std::fs;
+
+fn limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call, which writes one `rlimit` (invariant 5).
+    let result = unsafe { libc::getrlimit(resource, &raw mut limit) };
+    if result == 0 { limit.rlim_cur } else { u64::MAX }
+}
+
+/// `RLIMIT_NOFILE`: file descriptors of this process, and entries of one ring's descriptor table.
+pub(crate) fn nofile_limit() -> u64 {
+    limit(libc::RLIMIT_NOFILE)
+}
+
+/// `RLIMIT_MEMLOCK` in bytes.
+pub(crate) fn memlock_limit() -> u64 {
+    limit(libc::RLIMIT_MEMLOCK)
+}
+
+/// The value of a sysctl, by its path below `/proc/sys`; `None` where it does not exist.
+pub(crate) fn sysctl(path: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/sys/{path}")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// The running kernel's release, such as `6.18.44`.
+pub(crate) fn kernel_version() -> String {
+    sysctl("kernel/osrelease").unwrap_or_else(|| "unknown".to_owned())
+}

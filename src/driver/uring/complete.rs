@@ -1,0 +1,279 @@
+//! The way up: completion queue entries become events.
+//!
+//! Two rules hold throughout (`io_uring(7)`, and what kernels do in practice): whether an operation
+//! goes on is decided by `F_MORE` alone, what it brought by the result alone. And a buffer that comes
+//! with a completion is taken first, whoever the completion is for, so that it returns on every path.
+
+use std::io;
+
+use io_uring::cqueue;
+
+use crate::driver::{AcceptMode, Event, Key, ListenerId, RecvEnd, Socket, sys};
+
+use super::listeners::once_of;
+use super::slots::Ops;
+use super::submit::SocketRef;
+use super::user_data::{Kind, decode, encode};
+use super::UringDriver;
+
+/// Completions copied out of the queue at a time.
+const BATCH: usize = 256;
+
+/// A completion's result as an error.
+fn error(result: i32) -> io::Error {
+    io::Error::from_raw_os_error(-result)
+}
+
+impl UringDriver {
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.taken == self.entries.len() {
+                self.submission.fill(&mut self.entries, BATCH);
+                self.taken = 0;
+                if self.entries.is_empty() {
+                    return None;
+                }
+            }
+            let entry = self.entries[self.taken].clone();
+            self.taken += 1;
+            self.counters.cqes.add(1);
+            if let Some(event) = self.translate(&entry) {
+                return Some(event);
+            }
+        }
+    }
+
+    #[inline]
+    fn translate(&mut self, entry: &cqueue::Entry) -> Option<Event> {
+        let (result, flags) = (entry.result(), entry.flags());
+        let Some((kind, key)) = decode(entry.user_data()) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        match kind {
+            Kind::Recv => self.received(key, result, flags),
+            Kind::Send => self.sent(key, result),
+            Kind::AcceptMulti => self.accepted_multi(key, result, cqueue::more(flags)),
+            Kind::AcceptOnce => self.accepted_once(key, result),
+            Kind::Connect => self.connected(key, result),
+            Kind::Register => self.registered(key, result),
+            Kind::Shutdown => self.op_ended(key, Ops::SHUTDOWN),
+            Kind::Disconnect => self.op_ended(key, Ops::DISCONNECT),
+            Kind::Close => self.op_ended(key, Ops::CLOSE),
+            Kind::CancelRecv => {
+                self.cancel_recv_failed(key, result);
+                None
+            }
+            Kind::Wake => {
+                self.wake_armed = false;
+                if result == -libc::ECANCELED {
+                    return None;
+                }
+                self.arm_wake();
+                Some(Event::Woken)
+            }
+            Kind::PeerWake => Some(Event::Woken),
+            Kind::PeerFailed => {
+                // The peer's ring could not take the message (it is full or gone): the counter can.
+                if let Some(peer) = self.peers.get(key.slot as usize) {
+                    crate::driver::Waker::wake(peer);
+                }
+                None
+            }
+            Kind::Ignore | Kind::Cancel => None,
+        }
+    }
+
+    #[inline]
+    fn received(&mut self, key: Key, result: i32, flags: u32) -> Option<Event> {
+        let more = cqueue::more(flags);
+        let pool = &self.memory.pool;
+        let buf = match cqueue::buffer_select(flags) {
+            Some(id) if result > 0 => {
+                let lease = pool.lease(id.into(), result as u32);
+                if lease.is_none() {
+                    // The kernel named a buffer that it was not lent: not to be believed.
+                    self.counters.stale.add(1);
+                }
+                lease
+            }
+            Some(id) => {
+                pool.take_back(id.into());
+                None
+            }
+            None => None,
+        };
+        if !more {
+            self.in_flight -= 1;
+        }
+        let Some(slot) = self.slots.get(key) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        let cancelled = slot.ops.has(Ops::RECV_CANCELLED);
+        if !more {
+            slot.ops.remove(Ops::RECV);
+            slot.ops.remove(Ops::RECV_CANCELLED);
+        }
+        if slot.closing {
+            drop(buf);
+            return if more { None } else { self.closed_if_done(key) };
+        }
+        if let Some(buf) = buf {
+            return Some(Event::Received { key, buf, armed: more });
+        }
+        if more {
+            return None;
+        }
+        let end = match result {
+            0 => RecvEnd::Eof,
+            _ if result > 0 => RecvEnd::Stopped,
+            // Kernels before 6.5 report a cancelled multishot in these ways too.
+            _ if cancelled && (result == -libc::ENOENT || result == -libc::ENOBUFS) => RecvEnd::Stopped,
+            _ if result == -libc::ENOBUFS => RecvEnd::NoBuffer,
+            _ if result == -libc::ECANCELED || result == -libc::EINTR || result == -libc::EAGAIN => {
+                RecvEnd::Stopped
+            }
+            _ => RecvEnd::Failed(error(result)),
+        };
+        Some(Event::RecvEnded { key, end })
+    }
+
+    #[inline]
+    fn sent(&mut self, key: Key, result: i32) -> Option<Event> {
+        self.in_flight -= 1;
+        let Some(slot) = self.slots.get(key) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        slot.ops.remove(Ops::SEND);
+        let chain = slot.chain.take();
+        if slot.closing {
+            self.memory.chunks.clear(chain);
+            return self.closed_if_done(key);
+        }
+        let result = if result < 0 { Err(error(result)) } else { Ok(result as u64) };
+        Some(Event::Sent { key, chain, result })
+    }
+
+    fn accepted_multi(&mut self, key: Key, result: i32, armed: bool) -> Option<Event> {
+        let listener = ListenerId(key.slot as u16);
+        if !armed {
+            self.in_flight -= 1;
+            self.listeners.multishot_ended(listener);
+        }
+        let mode = AcceptMode::Multishot;
+        if result < 0 {
+            return Some(Event::AcceptFailed { listener, mode, error: error(result) });
+        }
+        let peer = if self.peer_addresses && !self.direct { sys::peer_address(result).ok() } else { None };
+        Some(Event::Accepted { listener, socket: Socket(result), peer, mode, armed })
+    }
+
+    fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
+        self.in_flight -= 1;
+        let (listener, index) = once_of(key.slot);
+        let peer = self.listeners.once_ended(listener, index).flatten();
+        let mode = AcceptMode::Once;
+        if result < 0 {
+            return Some(Event::AcceptFailed { listener, mode, error: error(result) });
+        }
+        Some(Event::Accepted { listener, socket: Socket(result), peer, mode, armed: false })
+    }
+
+    /// An outgoing socket is in the descriptor table (or not): now it can be connected.
+    fn registered(&mut self, key: Key, result: i32) -> Option<Event> {
+        self.in_flight -= 1;
+        let pending = self.registering.remove(&key.slot);
+        let Some(slot) = self.slots.get(key) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        slot.ops.remove(Ops::REGISTER);
+        if result == 1 {
+            slot.socket = slot.exchange.load(std::sync::atomic::Ordering::Relaxed);
+        }
+        if slot.closing {
+            if result == 1 {
+                self.close_socket(key);
+            }
+            return self.closed_if_done(key);
+        }
+        match pending {
+            Some(target) if result == 1 => {
+                self.start_connect(key, target);
+                None
+            }
+            _ => {
+                let failed = if result < 0 { error(result) } else { io::Error::from(io::ErrorKind::Other) };
+                Some(Event::Connected { key, result: Err(failed) })
+            }
+        }
+    }
+
+    fn connected(&mut self, key: Key, result: i32) -> Option<Event> {
+        self.in_flight -= 1;
+        let Some(slot) = self.slots.get(key) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        slot.ops.remove(Ops::CONNECT);
+        if slot.closing {
+            return self.closed_if_done(key);
+        }
+        let result = if result < 0 { Err(error(result)) } else { Ok(()) };
+        Some(Event::Connected { key, result })
+    }
+
+    /// An operation that only closing waits for has ended.
+    fn op_ended(&mut self, key: Key, op: Ops) -> Option<Event> {
+        self.in_flight -= 1;
+        let Some(slot) = self.slots.get(key) else {
+            self.counters.stale.add(1);
+            return None;
+        };
+        slot.ops.remove(op);
+        if op == Ops::CLOSE {
+            slot.socket = -1;
+        }
+        if slot.closing { self.closed_if_done(key) } else { None }
+    }
+
+    /// Some kernels do not find a multishot receive by its user data (6.11, liburing issue 1375);
+    /// by its socket they do.
+    fn cancel_recv_failed(&mut self, key: Key, result: i32) {
+        let direct = self.direct;
+        if result != -libc::ENOENT {
+            return;
+        }
+        let Some(slot) = self.slots.get(key) else { return };
+        if !slot.ops.has(Ops::RECV) || !slot.ops.has(Ops::RECV_CANCELLED) {
+            return;
+        }
+        use io_uring::types::{CancelBuilder, Fd, Fixed};
+        let by_socket = match slot.socket(direct) {
+            SocketRef::Fixed(index) => CancelBuilder::fd(Fixed(index)),
+            SocketRef::Fd(fd) => CancelBuilder::fd(Fd(fd)),
+        };
+        let entry = io_uring::opcode::AsyncCancel2::new(by_socket).build();
+        let entry = entry.flags(io_uring::squeue::Flags::SKIP_SUCCESS);
+        let entry = entry.user_data(encode(Kind::Cancel, key));
+        self.submission.push(&entry, &self.counters);
+    }
+
+    /// Reports the end of a closing connection when the kernel holds nothing of it any more.
+    pub(super) fn closed_if_done(&mut self, key: Key) -> Option<Event> {
+        let slot = self.slots.get(key)?;
+        if !slot.closing || !slot.ops.none_in_flight() {
+            return None;
+        }
+        slot.open = false;
+        slot.closing = false;
+        slot.socket = -1;
+        Some(Event::Closed { key })
+    }
+}

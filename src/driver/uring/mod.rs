@@ -1,0 +1,484 @@
+//! io_uring: multishot accept and receive, provided buffers, direct descriptors, one enter a turn.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `setup.rs` | making the ring, probing features, what a refusal means |
+//! | `submit.rs` | operations → submission queue entries, the enter |
+//! | `complete.rs` | completion queue entries → events |
+//! | `slots.rs` | the record of a connection |
+//! | `listeners.rs` | accept operations |
+//! | `buf_ring.rs` | lending receive buffers to the kernel |
+//! | `user_data.rs` | what comes back with a completion |
+//! | `waker.rs` | event counter and ring messages |
+//!
+//! Closing a connection: cancel what is armed by its exact user data, close the descriptor, both in
+//! one submission (a close alone would leave an armed receive holding the socket: no FIN would go
+//! out); then wait for every operation's last completion. Only then is the slot vacant.
+
+mod buf_ring;
+mod complete;
+mod listeners;
+mod setup;
+mod slots;
+mod submit;
+mod user_data;
+mod waker;
+
+pub use setup::{Feature, SetupError};
+pub(crate) use user_data::MAX_SLOTS;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use io_uring::squeue::Flags;
+use io_uring::{cqueue, opcode, types};
+
+use crate::buffer::{Chain, Memory};
+use crate::config::{ConnectConfig, WorkerConfig};
+use crate::metrics::Counters;
+use crate::time::Time;
+
+use super::sys::{self, RawAddress};
+use super::{AcceptMode, CloseHow, Driver, Event, Key, ListenerId, Socket};
+
+use buf_ring::BufRing;
+use listeners::Listeners;
+use slots::{Ops, Slots};
+use submit::{SocketRef, Submission};
+use user_data::{Kind, encode};
+use waker::UringWaker;
+
+/// A worker's io_uring.
+pub(crate) struct UringDriver {
+    submission: Submission,
+    buf_ring: BufRing,
+    memory: Memory,
+    counters: Arc<Counters>,
+    slots: Slots,
+    listeners: Listeners,
+    /// Targets of outgoing connections whose sockets are being registered, by slot.
+    registering: BTreeMap<u32, RawAddress>,
+    /// Completions copied out of the queue, and how many of them are translated.
+    entries: Vec<cqueue::Entry>,
+    taken: usize,
+    /// Events that no completion brings.
+    ready: VecDeque<Event>,
+    /// When the last wait ended.
+    now: Time,
+    waker: UringWaker,
+    peers: Vec<UringWaker>,
+    /// Where the event counter is read to.
+    wake_value: Box<AtomicU64>,
+    wake_armed: bool,
+    in_flight: usize,
+    direct: bool,
+    peer_addresses: bool,
+    finished: bool,
+}
+
+/// What was found out while making a driver.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DriverInfo {
+    pub(crate) features: Vec<Feature>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) direct: bool,
+}
+
+impl UringDriver {
+    /// Makes a ring for the calling thread.
+    ///
+    /// # Errors
+    /// [`SetupError`], naming the cause and the remedy.
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        counters: Arc<Counters>,
+    ) -> Result<(Self, DriverInfo), SetupError> {
+        let setup::Parts { ring, buf_ring, memory, table, no_iowait, mut features, warnings } =
+            setup::parts(config)?;
+        let waker = UringWaker::new(ring.as_raw_fd())
+            .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
+        if let Some(slack) = config.timer_slack {
+            sys::set_timer_slack(slack)
+                .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
+        }
+        features.push(Feature {
+            name: "MULTISHOT",
+            on: true,
+            why: "one accept and one receive operation per listener and connection (5.19, 6.0)".to_owned(),
+        });
+        let mut driver = Self {
+            submission: Submission::new(ring, no_iowait),
+            buf_ring,
+            memory,
+            counters,
+            slots: Slots::new(config.max_connections),
+            listeners: Listeners::default(),
+            registering: BTreeMap::new(),
+            entries: Vec::with_capacity(256),
+            taken: 0,
+            ready: VecDeque::with_capacity(16),
+            now: submit::clock(),
+            waker,
+            peers: Vec::new(),
+            wake_value: Box::new(AtomicU64::new(0)),
+            wake_armed: false,
+            in_flight: 0,
+            direct: table > 0,
+            peer_addresses: config.peer_addresses,
+            finished: false,
+        };
+        driver.arm_wake();
+        let info = DriverInfo { features, warnings, direct: driver.direct };
+        Ok((driver, info))
+    }
+
+    fn arm_wake(&mut self) {
+        if self.finished {
+            return;
+        }
+        let value: *mut u64 = self.wake_value.as_ptr();
+        // The box keeps its place until the read has ended or is leaked (invariant 7).
+        let entry = opcode::Read::new(types::Fd(self.waker.eventfd()), value.cast(), 8).build();
+        let entry = entry.user_data(encode(Kind::Wake, Key { slot: 0, generation: 0 }));
+        self.wake_armed = true;
+        self.submission.push(&entry, &self.counters);
+    }
+
+    fn start_connect(&mut self, key: Key, target: RawAddress) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else { return };
+        slot.ops.insert(Ops::CONNECT);
+        let socket = slot.socket(direct);
+        self.in_flight += 1;
+        self.submission.connect(socket, encode(Kind::Connect, key), target, &self.counters);
+    }
+
+    /// Queues the closing of a connection's socket.
+    fn close_socket(&mut self, key: Key) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else { return };
+        if slot.socket < 0 || slot.ops.has(Ops::CLOSE) {
+            return;
+        }
+        slot.ops.insert(Ops::CLOSE);
+        let socket = slot.socket(direct);
+        self.in_flight += 1;
+        self.submission.close(socket, encode(Kind::Close, key), &self.counters);
+    }
+
+    fn cancel(&mut self, kind: Kind, key: Key, report: Kind) {
+        self.submission.cancel(encode(kind, key), encode(report, key), &self.counters);
+    }
+
+    /// Cancels the driver's own operations and takes completions until the kernel holds nothing, or
+    /// `patience` is over. Connections must have been closed by now; those that were not (the worker
+    /// panicked) are closed here. Returns the number of operations left.
+    fn drain(&mut self, patience: Duration) -> usize {
+        let until = Instant::now() + patience;
+        for id in self.listeners.ids() {
+            self.cancel_accept(id);
+        }
+        for slot in 0..self.slots.len() {
+            if let Some(key) = self.slots.open_key(slot) {
+                self.close(key, CloseHow::Reset);
+            }
+        }
+        self.finished = true;
+        if self.wake_armed {
+            self.cancel(Kind::Wake, Key { slot: 0, generation: 0 }, Kind::Cancel);
+        }
+        loop {
+            while let Some(event) = self.next() {
+                match event {
+                    Event::Accepted { socket, .. } => self.discard(socket),
+                    Event::Sent { chain, .. } => self.memory.chunks.clear(chain),
+                    _ => {}
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let held = self.in_flight + usize::from(self.wake_armed);
+            let unsent = !self.submission.ring.submission().is_empty();
+            if (held == 0 && !unsent) || left.is_zero() {
+                return held;
+            }
+            let wait = if held == 0 { Duration::ZERO } else { left };
+            if self.submission.enter(Some(wait), &self.counters).is_err() {
+                return held;
+            }
+        }
+    }
+
+    /// Drains, then gives back what is registered, or leaks what the kernel still holds.
+    fn end(&mut self, patience: Duration) -> usize {
+        let left = self.drain(patience);
+        if left > 0 {
+            // Memory that the kernel may still write or read is never freed (promises 1 and 2).
+            self.memory.leak();
+            let value = std::mem::replace(&mut self.wake_value, Box::new(AtomicU64::new(0)));
+            std::mem::forget(value);
+            std::mem::forget(std::mem::take(&mut self.listeners));
+            std::mem::forget(std::mem::replace(&mut self.slots, Slots::new(0)));
+            return left;
+        }
+        let submitter = self.submission.ring.submitter();
+        // A handle that wakes this ring may outlive it and keep the ring itself alive, but not what
+        // was registered. Errors mean that nothing was registered.
+        let _ = submitter.unregister_buf_ring(buf_ring::GROUP);
+        let _ = submitter.unregister_buffers();
+        let _ = submitter.unregister_files();
+        0
+    }
+}
+
+impl Drop for UringDriver {
+    fn drop(&mut self) {
+        if !self.finished && self.end(Duration::from_secs(1)) > 0 {
+            // The buffer ring's own memory is read by the kernel as well.
+            self.buf_ring.leak();
+        }
+    }
+}
+
+impl Driver for UringDriver {
+    type Listener = TcpListener;
+    type Waker = UringWaker;
+
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    #[inline]
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    fn clock(&self) -> Time {
+        submit::clock()
+    }
+
+    fn waker(&self) -> UringWaker {
+        self.waker.clone()
+    }
+
+    fn wake_peer(&mut self, peer: &UringWaker) {
+        let known = self.peers.iter().position(|known| known.is(peer));
+        let index = known.unwrap_or_else(|| {
+            self.peers.push(peer.clone());
+            self.peers.len() - 1
+        });
+        let arrival = encode(Kind::PeerWake, Key { slot: 0, generation: 0 });
+        let failed = encode(Kind::PeerFailed, Key { slot: index as u32, generation: 0 });
+        let entry = opcode::MsgRingData::new(types::Fd(peer.ring()), 0, arrival, None).build();
+        let entry = entry.flags(Flags::SKIP_SUCCESS).user_data(failed);
+        self.submission.push(&entry, &self.counters);
+    }
+
+    fn add_listener(&mut self, listener: TcpListener) -> io::Result<ListenerId> {
+        Ok(self.listeners.add(listener))
+    }
+
+    fn multishot_knows_peer(&self) -> bool {
+        !self.direct
+    }
+
+    fn accept(&mut self, listener: ListenerId, mode: AcceptMode) {
+        match self.listeners.arm(listener, mode, self.direct) {
+            Some(entry) => {
+                self.in_flight += 1;
+                self.submission.push(&entry, &self.counters);
+            }
+            None => self.ready.push_back(Event::AcceptFailed {
+                listener,
+                mode,
+                error: io::Error::from_raw_os_error(libc::EBADF),
+            }),
+        }
+    }
+
+    fn cancel_accept(&mut self, listener: ListenerId) {
+        for target in self.listeners.armed(listener) {
+            let report = encode(Kind::Cancel, Key { slot: 0, generation: 0 });
+            self.submission.cancel(target, report, &self.counters);
+        }
+    }
+
+    fn remove_listener(&mut self, listener: ListenerId) {
+        self.listeners.remove(listener);
+    }
+
+    fn adopt(&mut self, key: Key, socket: Socket) {
+        self.slots.open(key, socket.0);
+    }
+
+    fn discard(&mut self, socket: Socket) {
+        let reference =
+            if self.direct { SocketRef::Fixed(socket.0 as u32) } else { SocketRef::Fd(socket.0) };
+        let ignore = encode(Kind::Ignore, Key { slot: 0, generation: 0 });
+        self.submission.close(reference, ignore, &self.counters);
+    }
+
+    fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
+        use std::os::fd::IntoRawFd;
+        let fd = sys::client(config)?;
+        let target = RawAddress::from(config.target);
+        if !self.direct {
+            self.slots.open(key, fd.into_raw_fd());
+            self.start_connect(key, target);
+            return Ok(());
+        }
+        // The descriptor moves into the ring's table: the kernel reads it from `exchange` and writes
+        // the table's index there. The number itself is free again once this is submitted, but not
+        // before, so it is closed by an entry linked behind.
+        let slot = self.slots.open(key, -1);
+        slot.ops.insert(Ops::REGISTER);
+        slot.exchange.store(fd.as_raw_fd(), Ordering::Relaxed);
+        let exchange: *const i32 = slot.exchange.as_ptr();
+        // IORING_FILE_INDEX_ALLOC: a free entry of the kernel's choice. (Since 5.19.)
+        let entry = opcode::FilesUpdate::new(exchange, 1).offset(-1).build();
+        let entry = entry.user_data(encode(Kind::Register, key));
+        self.in_flight += 1;
+        self.registering.insert(key.slot, target);
+        self.submission.push(&entry, &self.counters);
+        let ignore = encode(Kind::Ignore, Key { slot: 0, generation: 0 });
+        self.submission.close(SocketRef::Fd(fd.into_raw_fd()), ignore, &self.counters);
+        Ok(())
+    }
+
+    fn recv(&mut self, key: Key) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else { return };
+        slot.ops.insert(Ops::RECV);
+        slot.ops.remove(Ops::RECV_CANCELLED);
+        let entry = match slot.socket(direct) {
+            SocketRef::Fixed(index) => {
+                opcode::RecvMulti::new(types::Fixed(index), buf_ring::GROUP).build()
+            }
+            SocketRef::Fd(fd) => opcode::RecvMulti::new(types::Fd(fd), buf_ring::GROUP).build(),
+        };
+        self.in_flight += 1;
+        self.submission.push(&entry.user_data(encode(Kind::Recv, key)), &self.counters);
+    }
+
+    fn cancel_recv(&mut self, key: Key) {
+        let Some(slot) = self.slots.get(key) else { return };
+        if slot.ops.has(Ops::RECV) {
+            slot.ops.insert(Ops::RECV_CANCELLED);
+            self.cancel(Kind::Recv, key, Kind::CancelRecv);
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, key: Key, chain: Chain) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else {
+            self.memory.chunks.clear(chain);
+            return;
+        };
+        slot.ops.insert(Ops::SEND);
+        slot.chain = chain;
+        let socket = slot.socket(direct);
+        self.in_flight += 1;
+        let (chain, submission, counters) = (&slot.chain, &mut self.submission, &self.counters);
+        // The bytes stay where they are until the completion, whatever happens to the slot: the chain
+        // owns them and only this driver owns the chain (invariant 3).
+        match self.memory.chunks.only(chain) {
+            Some((bytes, len)) => submission.send(socket, key, bytes, len, counters),
+            None => submission.send_vectored(
+                socket,
+                key,
+                |each| self.memory.chunks.for_each(chain, each),
+                counters,
+            ),
+        }
+    }
+
+    fn cancel_send(&mut self, key: Key) {
+        let Some(slot) = self.slots.get(key) else { return };
+        if slot.ops.has(Ops::SEND) {
+            self.cancel(Kind::Send, key, Kind::Cancel);
+        }
+    }
+
+    fn shutdown_write(&mut self, key: Key) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else { return };
+        match slot.socket(direct) {
+            // An error means that the connection is gone, which its receive reports.
+            SocketRef::Fd(fd) => drop(sys::shutdown_write(fd)),
+            // The kernel gives this to a thread of its own, which costs more; but a socket of the
+            // table has no descriptor for the system call.
+            SocketRef::Fixed(index) => {
+                slot.ops.insert(Ops::SHUTDOWN);
+                let entry = opcode::Shutdown::new(types::Fixed(index), libc::SHUT_WR).build();
+                self.in_flight += 1;
+                let entry = entry.user_data(encode(Kind::Shutdown, key));
+                self.submission.push(&entry, &self.counters);
+            }
+        }
+    }
+
+    fn close(&mut self, key: Key, how: CloseHow) {
+        let direct = self.direct;
+        let Some(slot) = self.slots.get(key) else { return };
+        if slot.closing {
+            return;
+        }
+        slot.closing = true;
+        let (ops, socket) = (slot.ops, slot.socket);
+        if how == CloseHow::Reset && socket >= 0 && !ops.has(Ops::CONNECT) {
+            slot.ops.insert(Ops::DISCONNECT);
+            let reference = slot.socket(direct);
+            self.in_flight += 1;
+            let user_data = encode(Kind::Disconnect, key);
+            self.submission.connect(reference, user_data, RawAddress::UNSPECIFIED, &self.counters);
+        }
+        for (op, kind) in [(Ops::RECV, Kind::Recv), (Ops::SEND, Kind::Send), (Ops::CONNECT, Kind::Connect)] {
+            if ops.has(op) {
+                self.cancel(kind, key, Kind::Cancel);
+            }
+        }
+        self.close_socket(key);
+        if let Some(closed) = self.closed_if_done(key) {
+            self.ready.push_back(closed);
+        }
+    }
+
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.buf_ring.lend(&self.memory.pool);
+        let began = submit::clock();
+        self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
+        let result = self.submission.enter(timeout, &self.counters);
+        self.now = submit::clock();
+        self.counters.parked_ns.add(self.now.since(began).as_nanos() as u64);
+        result
+    }
+
+    #[inline]
+    fn next_event(&mut self) -> Option<Event> {
+        self.next()
+    }
+
+    fn has_events(&self) -> bool {
+        self.taken < self.entries.len() || !self.ready.is_empty()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn finish(mut self, patience: Duration) -> usize {
+        let left = self.end(patience);
+        if left > 0 {
+            self.buf_ring.leak();
+        }
+        left
+    }
+}
+
+#[cfg(test)]
+mod tests;

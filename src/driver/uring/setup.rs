@@ -1,0 +1,388 @@
+//! Making a ring: what is tried, what it means when it is refused, what is left off and why.
+//!
+//! Every feature is probed by trying it, never by the kernel's version, and what came of it is
+//! kept for [`RuntimeInfo`](crate::RuntimeInfo).
+
+use std::fmt;
+use std::io;
+
+use io_uring::{IoUring, Probe, opcode};
+
+use crate::buffer::{BufferError, Memory};
+use crate::config::{Descriptors, WorkerConfig};
+use crate::driver::sys;
+
+use super::buf_ring::BufRing;
+
+/// A kernel feature: whether it is in use, and what that means or why it is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// Its name in the kernel's interface.
+    pub name: &'static str,
+    /// Whether it is in use.
+    pub on: bool,
+    /// What it does here, or why it is off and what that costs.
+    pub why: String,
+}
+
+/// Why a worker's ring could not be made.
+#[derive(Debug)]
+pub enum SetupError {
+    /// `io_uring_setup` does not exist, or is refused by a seccomp filter that says so (`ENOSYS`).
+    NotImplemented,
+    /// The sysctl `kernel.io_uring_disabled` forbids it.
+    Sysctl {
+        /// Its value: 1 (privileged processes only) or 2 (nobody).
+        value: String,
+    },
+    /// A seccomp filter forbids it (`EPERM`, with the sysctl allowing it).
+    Seccomp,
+    /// The kernel lacks something that is needed.
+    Missing {
+        /// What.
+        what: &'static str,
+        /// Since when Linux has it.
+        since: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A limit of the system is too low.
+    Limit {
+        /// Which, what is needed and what is there, and the remedy.
+        what: String,
+    },
+    /// The buffers could not be made.
+    Buffers(BufferError),
+    /// Anything else that the system said.
+    Os {
+        /// What was attempted.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotImplemented => f.write_str(
+                "io_uring_setup is not implemented (ENOSYS): this kernel is older than 5.1 or built \
+                 without io_uring, or a sandbox (gVisor, a container's seccomp filter) hides it; run on \
+                 Linux 6.1 or later and allow io_uring_setup, io_uring_enter and io_uring_register in \
+                 the container's seccomp profile",
+            ),
+            Self::Sysctl { value } => write!(
+                f,
+                "io_uring is forbidden by the sysctl kernel.io_uring_disabled = {value} ({}); allow it \
+                 with `sysctl kernel.io_uring_disabled=0`, or with 1 and this process's group in \
+                 kernel.io_uring_group",
+                if value == "1" { "only for unprivileged processes" } else { "for everybody" },
+            ),
+            Self::Seccomp => f.write_str(
+                "io_uring_setup is refused (EPERM) although kernel.io_uring_disabled allows it: a seccomp \
+                 filter forbids it, as the default profiles of Docker and containerd do; allow \
+                 io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
+            ),
+            Self::Missing { what, since, source } => write!(
+                f,
+                "this kernel ({}) lacks {what}, which Linux has since {since} ({source}); run on Linux \
+                 6.1 or later",
+                sys::kernel_version(),
+            ),
+            Self::Limit { what } => f.write_str(what),
+            Self::Buffers(error) => error.fmt(f),
+            Self::Os { what, source } => write!(f, "{what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for SetupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Missing { source, .. } | Self::Os { source, .. } => Some(source),
+            Self::Buffers(error) => Some(error),
+            Self::NotImplemented | Self::Sysctl { .. } | Self::Seccomp | Self::Limit { .. } => None,
+        }
+    }
+}
+
+impl From<BufferError> for SetupError {
+    fn from(error: BufferError) -> Self {
+        Self::Buffers(error)
+    }
+}
+
+/// What a refused `io_uring_setup` means.
+fn refused(error: io::Error, sysctl: Option<String>) -> SetupError {
+    match error.raw_os_error() {
+        Some(libc::ENOSYS) => SetupError::NotImplemented,
+        Some(libc::EPERM) => match sysctl.filter(|value| value != "0") {
+            Some(value) => SetupError::Sysctl { value },
+            None => SetupError::Seccomp,
+        },
+        Some(libc::ENOMEM) => SetupError::Limit {
+            what: format!(
+                "no memory for a ring ({error}): lower cq_entries and sq_entries, or raise RLIMIT_MEMLOCK \
+                 (now {} bytes) or the container's memory limit",
+                sys::memlock_limit(),
+            ),
+        },
+        Some(libc::EMFILE | libc::ENFILE) => SetupError::Limit {
+            what: format!(
+                "no file descriptor for a ring ({error}): raise RLIMIT_NOFILE (now {})",
+                sys::nofile_limit(),
+            ),
+        },
+        _ => SetupError::Os { what: "io_uring_setup", source: error },
+    }
+}
+
+/// A ring and what goes with it, before it becomes a driver.
+pub(crate) struct Parts {
+    pub(crate) ring: IoUring,
+    pub(crate) buf_ring: BufRing,
+    pub(crate) memory: Memory,
+    /// Entries of the descriptor table; 0 when sockets are ordinary descriptors.
+    pub(crate) table: u32,
+    pub(crate) no_iowait: bool,
+    pub(crate) features: Vec<Feature>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("features", &self.features).finish_non_exhaustive()
+    }
+}
+
+/// The best ring that this kernel makes; must be called on the thread that will use it.
+fn ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUring, SetupError> {
+    // From the best down: each rung says what it gives up. SUBMIT_ALL (5.18) is never given up.
+    let rungs: [(bool, bool); 3] = [(true, true), (false, true), (false, false)];
+    let mut last = None;
+    for (no_sqarray, defer) in rungs {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_cqsize(config.cq_entries).setup_clamp().setup_submit_all();
+        if defer {
+            builder.setup_single_issuer().setup_defer_taskrun();
+        } else {
+            builder.setup_coop_taskrun();
+        }
+        if no_sqarray {
+            builder.setup_no_sqarray();
+        }
+        match builder.build(config.sq_entries) {
+            Ok(ring) => {
+                features.push(feature(
+                    "DEFER_TASKRUN",
+                    defer,
+                    "completions are worked off only when the loop asks (6.1)",
+                    "refused by this kernel (needs 6.1): completions interrupt the loop",
+                ));
+                features.push(feature(
+                    "NO_SQARRAY",
+                    no_sqarray,
+                    "one cache line less per submission (6.6)",
+                    "refused by this kernel (needs 6.6)",
+                ));
+                return Ok(ring);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = Some(error),
+            Err(error) => return Err(refused(error, sys::sysctl("kernel/io_uring_disabled"))),
+        }
+    }
+    let source = last.unwrap_or_else(|| io::Error::from(io::ErrorKind::Unsupported));
+    Err(SetupError::Missing { what: "IORING_SETUP_SUBMIT_ALL and COOP_TASKRUN", since: "5.19", source })
+}
+
+fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
+    Feature { name, on, why: if on { what } else { why_not }.to_owned() }
+}
+
+/// Makes everything that a driver needs.
+pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
+    let mut features = Vec::new();
+    let mut warnings = Vec::new();
+    let ring = ring(config, &mut features)?;
+
+    let params = ring.params();
+    let submit_stable = params.is_feature_submit_stable();
+    let nodrop = params.is_feature_nodrop();
+    let no_iowait = params.is_feature_no_iowait();
+    if !submit_stable || !nodrop || !params.is_feature_ext_arg() {
+        return Err(SetupError::Missing {
+            what: "IORING_FEAT_SUBMIT_STABLE, NODROP and EXT_ARG",
+            since: "5.11",
+            source: io::Error::from(io::ErrorKind::Unsupported),
+        });
+    }
+    features.push(feature(
+        "ENTER_NO_IOWAIT",
+        no_iowait,
+        "waiting does not show as iowait (6.15)",
+        "not offered (needs 6.15): an idle worker shows as iowait in statistics",
+    ));
+    let mut probe = Probe::new();
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|source| SetupError::Missing { what: "IORING_REGISTER_PROBE", since: "5.6", source })?;
+    // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
+    if !probe.is_supported(opcode::SendZc::CODE) {
+        return Err(SetupError::Missing {
+            what: "multishot receive",
+            since: "6.0",
+            source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+        });
+    }
+
+    let registered = ring.submitter().register_ring_fd();
+    features.push(feature(
+        "REGISTERED_RING",
+        registered.is_ok(),
+        "entering the kernel looks up no descriptor (5.18)",
+        "refused by this kernel (needs 5.18)",
+    ));
+
+    let memory = Memory::new(&config.buffers)?;
+    register_buffers(&ring, &memory, &mut features, &mut warnings);
+    let buf_ring = BufRing::register(&ring, &memory.pool).map_err(|source| SetupError::Missing {
+        what: "provided-buffer rings",
+        since: "5.19",
+        source,
+    })?;
+    features.push(feature("PBUF_RING", true, "an idle connection holds no buffer (5.19)", ""));
+
+    let table = match config.descriptors {
+        Descriptors::Direct => table(&ring, config, &mut features, &mut warnings)?,
+        Descriptors::Fd => {
+            features.push(feature("DIRECT_DESCRIPTORS", false, "", "not asked for"));
+            0
+        }
+    };
+    let nofile = sys::nofile_limit();
+    if table == 0 && u64::from(config.max_connections) + 32 > nofile {
+        return Err(SetupError::Limit {
+            what: format!(
+                "max_connections {} with ordinary descriptors exceeds RLIMIT_NOFILE {nofile}: raise the \
+                 limit (`ulimit -n`, LimitNOFILE=), lower max_connections, or use direct descriptors \
+                 with several workers",
+                config.max_connections,
+            ),
+        });
+    }
+    Ok(Parts { ring, buf_ring, memory, table, no_iowait, features, warnings })
+}
+
+/// Registers the arena as a fixed buffer, so that a zero-copy send need not pin its pages.
+fn register_buffers(
+    ring: &IoUring,
+    memory: &Memory,
+    features: &mut Vec<Feature>,
+    warnings: &mut Vec<String>,
+) {
+    let (base, len) = memory.pool.arena();
+    let whole = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len }];
+    // SAFETY: the arena stays mapped as long as the driver holds `memory`, which it drops only after
+    // unregistering or leaks (invariant 2).
+    let registered = unsafe { ring.submitter().register_buffers(&whole) };
+    let why_not = match registered {
+        Ok(()) => String::new(),
+        Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+            let text = format!(
+                "the arena of {len} bytes could not be registered as a fixed buffer: RLIMIT_MEMLOCK is {} \
+                 bytes; raise it (`ulimit -l`, LimitMEMLOCK=) or use smaller buffers. Receiving and \
+                 sending work all the same; what is lost is that zero-copy sends find their pages pinned",
+                sys::memlock_limit(),
+            );
+            warnings.push(text.clone());
+            text
+        }
+        Err(error) => {
+            let text = format!("the arena could not be registered as a fixed buffer: {error}");
+            warnings.push(text.clone());
+            text
+        }
+    };
+    features.push(feature(
+        "FIXED_BUFFERS",
+        why_not.is_empty(),
+        "the arena is pinned and registered once (5.1)",
+        &why_not,
+    ));
+}
+
+/// Registers an empty descriptor table with room for every connection and some that are only
+/// passing through (refused, or being closed).
+fn table(
+    ring: &IoUring,
+    config: &WorkerConfig,
+    features: &mut Vec<Feature>,
+    warnings: &mut Vec<String>,
+) -> Result<u32, SetupError> {
+    let nofile = u32::try_from(sys::nofile_limit()).unwrap_or(u32::MAX);
+    if config.max_connections > nofile {
+        return Err(SetupError::Limit {
+            what: format!(
+                "max_connections {} exceeds what one ring's descriptor table can hold, RLIMIT_NOFILE = \
+                 {nofile}: raise the limit (`ulimit -n`, LimitNOFILE=), or spread the connections over \
+                 more workers, each of which has a table of its own",
+                config.max_connections,
+            ),
+        });
+    }
+    let entries = config.max_connections.saturating_add(64).min(nofile);
+    match ring.submitter().register_files_sparse(entries) {
+        Ok(()) => {
+            features.push(feature(
+                "DIRECT_DESCRIPTORS",
+                true,
+                "sockets live in the ring's own table, outside RLIMIT_NOFILE (5.19)",
+                "",
+            ));
+            Ok(entries)
+        }
+        Err(error) => {
+            let text = format!(
+                "direct descriptors are not available ({error}): ordinary file descriptors are used, \
+                 which count towards RLIMIT_NOFILE = {nofile}"
+            );
+            warnings.push(text.clone());
+            features.push(feature("DIRECT_DESCRIPTORS", false, "", &text));
+            Ok(0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(errno: i32, sysctl: Option<&str>) -> String {
+        refused(io::Error::from_raw_os_error(errno), sysctl.map(str::to_owned)).to_string()
+    }
+
+    #[test]
+    fn a_refusal_names_its_cause_and_its_remedy() {
+        let enosys = text(libc::ENOSYS, None);
+        assert!(enosys.contains("ENOSYS") && enosys.contains("6.1 or later"), "{enosys}");
+        let sysctl = text(libc::EPERM, Some("2"));
+        assert!(sysctl.contains("io_uring_disabled = 2 (for everybody)"), "{sysctl}");
+        assert!(sysctl.contains("sysctl kernel.io_uring_disabled=0"), "{sysctl}");
+        let seccomp = text(libc::EPERM, Some("0"));
+        assert!(seccomp.contains("seccomp") && seccomp.contains("profile"), "{seccomp}");
+        let nofile = text(libc::EMFILE, Some("0"));
+        assert!(nofile.contains("RLIMIT_NOFILE"), "{nofile}");
+    }
+
+    #[test]
+    fn more_connections_than_a_table_holds_are_refused_with_both_numbers() {
+        let nofile = sys::nofile_limit();
+        let Ok(max_connections) = u32::try_from(nofile + 1) else { return };
+        for descriptors in [Descriptors::Direct, Descriptors::Fd] {
+            let config = WorkerConfig { max_connections, descriptors, ..WorkerConfig::default() };
+            let text = parts(&config).expect_err("too many").to_string();
+            assert!(text.contains(&max_connections.to_string()), "{text}");
+            assert!(text.contains(&nofile.to_string()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The way down: operations become submission queue entries; one enter per turn.
+
+use std::io;
+use std::time::Duration;
+
+use io_uring::squeue::{self, Flags};
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, types};
+
+use crate::driver::Key;
+use crate::driver::sys::RawAddress;
+use crate::metrics::Counters;
+use crate::time::Time;
+
+use super::user_data::{Kind, encode};
+
+/// Vectors that one send may have; `SEND_BATCH` of the worker.
+pub(super) const MAX_VECTORS: usize = crate::worker::SEND_BATCH;
+
+/// Memory that the kernel reads only until a submission is consumed (`IORING_FEAT_SUBMIT_STABLE`):
+/// message headers, their vectors, addresses. Reserved once, used afresh after every enter.
+struct Scratch {
+    headers: Vec<libc::msghdr>,
+    vectors: Vec<libc::iovec>,
+    addresses: Vec<RawAddress>,
+}
+
+/// Messages with several vectors that one submission may hold before it is flushed early.
+const SCRATCH_MESSAGES: usize = 256;
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            headers: Vec::with_capacity(SCRATCH_MESSAGES),
+            vectors: Vec::with_capacity(SCRATCH_MESSAGES * MAX_VECTORS),
+            addresses: Vec::with_capacity(SCRATCH_MESSAGES),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.headers.clear();
+        self.vectors.clear();
+        self.addresses.clear();
+    }
+}
+
+/// A ring's submission side.
+pub(super) struct Submission {
+    pub(super) ring: IoUring,
+    scratch: Scratch,
+    enter_flags: u32,
+    /// An error of an early flush, for the next wait to report.
+    failed: Option<io::Error>,
+}
+
+impl Submission {
+    pub(super) fn new(ring: IoUring, no_iowait: bool) -> Self {
+        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        if no_iowait {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        Self { ring, scratch: Scratch::new(), enter_flags: flags.bits(), failed: None }
+    }
+
+    /// Queues an entry, giving the queue to the kernel first when it is full.
+    pub(super) fn push(&mut self, entry: &squeue::Entry, counters: &Counters) {
+        loop {
+            // SAFETY: what the entry points to is either in the scratch, which is reused only after
+            // the kernel consumed the entry (invariant 6), or belongs to the operation until its
+            // completion (invariants 2 and 3).
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            if pushed.is_ok() || self.failed.is_some() {
+                counters.sqes.add(1);
+                return;
+            }
+            counters.sq_full.add(1);
+            self.flush(counters);
+        }
+    }
+
+    /// Gives what is queued to the kernel without waiting and without working off completions.
+    fn flush(&mut self, counters: &Counters) {
+        counters.enters.add(1);
+        let queued = self.ring.submission().len() as u32;
+        // SAFETY: no argument; the queue's entries are sound (see `push`).
+        let entered =
+            unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, 0, None) };
+        match entered {
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // The kernel wants its completions taken first, or is short of memory for a moment:
+                // the completion queue has room for what it holds back, so let it work them off.
+                Some(libc::EBUSY | libc::EAGAIN) => {
+                    // SAFETY: as above.
+                    let flushed = unsafe {
+                        let flags = EnterFlags::GETEVENTS.bits();
+                        self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None)
+                    };
+                    if let Err(error) = flushed
+                        && !matches!(error.raw_os_error(), Some(libc::EINTR))
+                    {
+                        self.failed = Some(error);
+                    }
+                }
+                _ => self.failed = Some(error),
+            },
+        }
+        if self.ring.submission().is_empty() {
+            self.scratch.clear();
+        }
+    }
+
+    /// Submits everything and waits for one completion, at most `timeout`. Returns when the wait
+    /// began, for the account of busy and parked time.
+    pub(super) fn enter(&mut self, timeout: Option<Duration>, counters: &Counters) -> io::Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let queued = self.ring.submission().len() as u32;
+        let wanted = u32::from(timeout != Some(Duration::ZERO));
+        let spec = timeout.filter(|timeout| !timeout.is_zero()).map(Timespec::from);
+        let args = match &spec {
+            Some(spec) => SubmitArgs::new().timespec(spec),
+            None => SubmitArgs::new(),
+        };
+        counters.enters.add(1);
+        // SAFETY: the arguments outlive the call; the queue's entries are sound (see `push`).
+        let entered =
+            unsafe { self.ring.submitter().enter(queued, wanted, self.enter_flags, Some(&args)) };
+        let submission = self.ring.submission();
+        if submission.cq_overflow() {
+            counters.cq_overflows.add(1);
+        }
+        if submission.is_empty() {
+            drop(submission);
+            self.scratch.clear();
+        }
+        match entered {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Over in time; interrupted by a signal; short of memory or of room for completions
+                // for a moment: what was not submitted stays queued for the next turn.
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The next completion, if there is one.
+    #[inline]
+    pub(super) fn fill(&mut self, into: &mut Vec<io_uring::cqueue::Entry>, most: usize) {
+        into.clear();
+        into.extend(self.ring.completion().take(most));
+    }
+
+    /// Queues a send of one slice.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        socket: SocketRef,
+        key: Key,
+        bytes: *const u8,
+        len: usize,
+        counters: &Counters,
+    ) {
+        let len = u32::try_from(len).unwrap_or(u32::MAX).min(1 << 30);
+        let flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        let entry = match socket {
+            SocketRef::Fixed(index) => opcode::Send::new(types::Fixed(index), bytes, len).flags(flags),
+            SocketRef::Fd(fd) => opcode::Send::new(types::Fd(fd), bytes, len).flags(flags),
+        };
+        self.push(&entry.build().user_data(encode(Kind::Send, key)), counters);
+    }
+
+    /// Queues a send of several slices, `MAX_VECTORS` at most, that `fill` appends.
+    pub(super) fn send_vectored(
+        &mut self,
+        socket: SocketRef,
+        key: Key,
+        fill: impl FnOnce(&mut dyn FnMut(&[u8])),
+        counters: &Counters,
+    ) {
+        if self.scratch.headers.len() == SCRATCH_MESSAGES {
+            counters.sq_full.add(1);
+            self.flush(counters);
+        }
+        if self.scratch.headers.len() == SCRATCH_MESSAGES {
+            // The kernel took nothing: keep what is queued where it is and use a fresh scratch; the
+            // old one is leaked, because entries still point to it (this is the way to a fatal error).
+            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new()));
+        }
+        let vectors = &mut self.scratch.vectors;
+        let from = vectors.len();
+        fill(&mut |bytes: &[u8]| {
+            if vectors.len() - from < MAX_VECTORS {
+                vectors.push(libc::iovec {
+                    iov_base: bytes.as_ptr().cast_mut().cast(),
+                    iov_len: bytes.len(),
+                });
+            }
+        });
+        // SAFETY: a `msghdr` is made of integers and pointers, for which zero is a value
+        // (invariant 5).
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = vectors[from..].as_mut_ptr();
+        header.msg_iovlen = vectors.len() - from;
+        // Capacity is never exceeded, so neither headers nor vectors move (invariant 6).
+        self.scratch.headers.push(header);
+        let header: *const libc::msghdr = &raw const self.scratch.headers[self.scratch.headers.len() - 1];
+        let flags = (libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32;
+        let entry = match socket {
+            SocketRef::Fixed(index) => {
+                opcode::SendMsg::new(types::Fixed(index), header).flags(flags).build()
+            }
+            SocketRef::Fd(fd) => opcode::SendMsg::new(types::Fd(fd), header).flags(flags).build(),
+        };
+        self.push(&entry.user_data(encode(Kind::Send, key)), counters);
+    }
+
+    /// Queues a connect.
+    pub(super) fn connect(
+        &mut self,
+        socket: SocketRef,
+        user_data: u64,
+        address: RawAddress,
+        counters: &Counters,
+    ) {
+        if self.scratch.addresses.len() == SCRATCH_MESSAGES {
+            counters.sq_full.add(1);
+            self.flush(counters);
+        }
+        if self.scratch.addresses.len() == SCRATCH_MESSAGES {
+            // As in `send_vectored`.
+            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new()));
+        }
+        self.scratch.addresses.push(address);
+        let address = &self.scratch.addresses[self.scratch.addresses.len() - 1];
+        let entry = match socket {
+            SocketRef::Fixed(index) => {
+                opcode::Connect::new(types::Fixed(index), address.as_ptr(), address.len()).build()
+            }
+            SocketRef::Fd(fd) => {
+                opcode::Connect::new(types::Fd(fd), address.as_ptr(), address.len()).build()
+            }
+        };
+        self.push(&entry.user_data(user_data), counters);
+    }
+
+    /// Queues the cancelling of one operation by its exact user data. Only a failure is reported.
+    pub(super) fn cancel(&mut self, target: u64, report: u64, counters: &Counters) {
+        let entry = opcode::AsyncCancel::new(target).build().flags(Flags::SKIP_SUCCESS);
+        self.push(&entry.user_data(report), counters);
+    }
+
+    /// Queues the closing of a socket.
+    pub(super) fn close(&mut self, socket: SocketRef, user_data: u64, counters: &Counters) {
+        let entry = match socket {
+            SocketRef::Fixed(index) => opcode::Close::new(types::Fixed(index)).build(),
+            SocketRef::Fd(fd) => opcode::Close::new(types::Fd(fd)).build(),
+        };
+        self.push(&entry.user_data(user_data), counters);
+    }
+}
+
+/// A socket as operations name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SocketRef {
+    /// An index of the ring's descriptor table.
+    Fixed(u32),
+    /// A file descriptor.
+    Fd(i32),
+}
+
+/// Reads the clock.
+pub(super) fn clock() -> Time {
+    Time::now()
+}

@@ -1,0 +1,1 @@
+//! The driver against the real kernel, without a worker.
