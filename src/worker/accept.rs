@@ -1,0 +1,266 @@
+//! Accepting: how many, how fast, and what when the system refuses.
+//!
+//! A multishot accept may bring everything that waits in the listener's queue at once, and a
+//! connection that finds no place would be lost to its client. So multishot is armed only while
+//! there is room for two full queues; nearer to the limit single accepts are armed, each holding a
+//! permit; at the limit none, and clients wait in the kernel's queue. An error of the system
+//! (EMFILE and its like) pauses accepting for 10 to 200 ms; a burst is handed to the handler in
+//! portions of `accept_budget` a turn.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::driver::{AcceptMode, Driver, ListenerId, Socket};
+use crate::handler::{Accepted, Cx, Handler};
+use crate::time::Time;
+
+use super::Worker;
+use super::table::Phase;
+
+/// Single accepts armed at a time per listener.
+const ONCE_ARMED: u32 = 8;
+const BACKOFF_FIRST: Duration = Duration::from_millis(10);
+const BACKOFF_LAST: Duration = Duration::from_millis(200);
+/// How often a worker that is held up by the runtime's total looks whether others made room.
+const RECHECK: Duration = Duration::from_millis(50);
+
+/// One listener of a worker, and what is armed on it.
+pub(crate) struct Acceptor {
+    id: ListenerId,
+    /// Connections that may wait in the listener's queue.
+    burst: u32,
+    /// Never multishot: the listener is shared between workers, or peer addresses are wanted.
+    once_only: bool,
+    multishot: bool,
+    once: u32,
+    cancelling: bool,
+    backoff: Duration,
+    retry_at: Option<Time>,
+    /// Whether accepting is held up by a limit (for counting the change only).
+    limited: bool,
+    removed: bool,
+}
+
+/// An accepted connection that waits for its turn to be handed to the handler. It holds a permit.
+pub(crate) struct Waiting {
+    acceptor: usize,
+    socket: Socket,
+    peer: Option<SocketAddr>,
+}
+
+impl Acceptor {
+    pub(crate) fn new(id: ListenerId, backlog: u32, once_only: bool) -> Self {
+        Self {
+            id,
+            burst: backlog.saturating_add(1),
+            once_only,
+            multishot: false,
+            once: 0,
+            cancelling: false,
+            backoff: BACKOFF_FIRST,
+            retry_at: None,
+            limited: false,
+            removed: false,
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.multishot && self.once == 0
+    }
+
+    pub(crate) fn retry_at(&self) -> Option<Time> {
+        self.retry_at
+    }
+
+    fn ended(&mut self, mode: AcceptMode) {
+        match mode {
+            AcceptMode::Multishot => self.multishot = false,
+            AcceptMode::Once => self.once = self.once.saturating_sub(1),
+        }
+        if self.is_idle() {
+            self.cancelling = false;
+        }
+    }
+}
+
+impl<D: Driver, H: Handler> Worker<D, H> {
+    fn acceptor(&self, id: ListenerId) -> Option<usize> {
+        self.acceptors.iter().position(|acceptor| acceptor.id == id)
+    }
+
+    pub(super) fn on_accepted(
+        &mut self,
+        listener: ListenerId,
+        socket: Socket,
+        peer: Option<SocketAddr>,
+        mode: AcceptMode,
+        armed: bool,
+    ) {
+        let Some(index) = self.acceptor(listener) else {
+            self.driver.discard(socket);
+            return;
+        };
+        let acceptor = &mut self.acceptors[index];
+        if mode == AcceptMode::Multishot {
+            self.core.permits.take();
+        }
+        if !armed {
+            acceptor.ended(mode);
+        }
+        acceptor.backoff = BACKOFF_FIRST;
+        self.core.counters.accepted.add(1);
+        self.waiting.push_back(Waiting { acceptor: index, socket, peer });
+        self.check_accept = true;
+    }
+
+    pub(super) fn on_accept_failed(&mut self, listener: ListenerId, mode: AcceptMode, error: &io::Error) {
+        let Some(index) = self.acceptor(listener) else { return };
+        let acceptor = &mut self.acceptors[index];
+        let cancelled = acceptor.cancelling && is_cancelled(error);
+        acceptor.ended(mode);
+        if mode == AcceptMode::Once {
+            self.core.permits.give_back(1);
+        }
+        self.check_accept = true;
+        if cancelled || is_transient(error) {
+            return;
+        }
+        self.core.counters.accept_errors.add(1);
+        acceptor.retry_at = Some(self.core.now + acceptor.backoff);
+        acceptor.backoff = (acceptor.backoff * 2).min(BACKOFF_LAST);
+    }
+
+    /// Hands accepted connections to the handler, `accept_budget` of them.
+    pub(super) fn admit(&mut self) {
+        for _ in 0..self.core.config.accept_budget {
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            if self.core.stopping {
+                self.turn_away(waiting.socket);
+                continue;
+            }
+            // The slot is taken before the handler is asked, so that what it does meanwhile cannot
+            // take it; Closing hides it until it is whole.
+            let Some(slot) = self.core.insert(Phase::Closing, None) else {
+                self.core.counters.refused.add(1);
+                self.turn_away(waiting.socket);
+                continue;
+            };
+            let accepted = Accepted {
+                id: self.core.id(slot),
+                listener: waiting.acceptor,
+                peer: waiting.peer,
+            };
+            let state = self.handler.on_accept(&mut Cx { core: &mut self.core }, accepted);
+            let Some(state) = state else {
+                self.core.counters.refused.add(1);
+                self.core.vacate(slot);
+                self.driver.discard(waiting.socket);
+                continue;
+            };
+            let entry = self.core.table.get_mut(slot);
+            entry.state = Some(state);
+            entry.phase = Phase::Open;
+            self.driver.adopt(self.core.table.key(slot), waiting.socket);
+            self.core.retime(slot);
+            self.core.mark_dirty(slot);
+        }
+    }
+
+    /// Closes an accepted socket that has no slot, and gives its permit back.
+    fn turn_away(&mut self, socket: Socket) {
+        self.driver.discard(socket);
+        self.core.permits.give_back(1);
+    }
+
+    /// Closes what was accepted but not handed over; for the end of a worker.
+    pub(super) fn turn_all_away(&mut self) {
+        while let Some(waiting) = self.waiting.pop_front() {
+            self.turn_away(waiting.socket);
+        }
+    }
+
+    /// Arms, or cancels, accept operations as the limits allow.
+    pub(super) fn control_accept(&mut self) {
+        self.check_accept = false;
+        let bursts: u64 = self.acceptors.iter().map(|acceptor| u64::from(acceptor.burst)).sum();
+        for index in 0..self.acceptors.len() {
+            let promised: u32 = self.acceptors.iter().map(|acceptor| acceptor.once).sum();
+            let promised = promised + self.waiting.len() as u32;
+            let room = u64::from(self.core.table.room().saturating_sub(promised));
+            let total = self.core.permits.free();
+            let acceptor = &mut self.acceptors[index];
+            if self.core.stopping {
+                if acceptor.is_idle() && !acceptor.removed {
+                    acceptor.removed = true;
+                    self.driver.remove_listener(acceptor.id);
+                } else if !acceptor.is_idle() && !acceptor.cancelling {
+                    acceptor.cancelling = true;
+                    self.driver.cancel_accept(acceptor.id);
+                }
+                continue;
+            }
+            if acceptor.retry_at.is_some_and(|at| at > self.core.now) {
+                continue;
+            }
+            acceptor.retry_at = None;
+            // A little more room is needed to begin multishot than to keep it, so that a worker at
+            // the border does not arm and cancel for every connection.
+            let queues = if acceptor.multishot { 4 } else { 5 };
+            let workers = self.core.directory.len() as u64;
+            let roomy = !acceptor.once_only
+                && room >= bursts * queues / 2
+                && total >= workers.saturating_mul(bursts * queues / 2);
+            if roomy {
+                acceptor.limited = false;
+                if !acceptor.multishot && !acceptor.cancelling {
+                    acceptor.multishot = true;
+                    self.driver.accept(acceptor.id, AcceptMode::Multishot);
+                }
+                continue;
+            }
+            if acceptor.multishot {
+                if !acceptor.cancelling {
+                    acceptor.cancelling = true;
+                    self.driver.cancel_accept(acceptor.id);
+                }
+                continue;
+            }
+            if acceptor.cancelling {
+                continue;
+            }
+            let wanted = room.min(u64::from(ONCE_ARMED.saturating_sub(acceptor.once))) as u32;
+            let mut armed = 0;
+            while armed < wanted && self.core.permits.try_take() {
+                self.driver.accept(acceptor.id, AcceptMode::Once);
+                acceptor.once += 1;
+                armed += 1;
+            }
+            let limited = acceptor.once == 0;
+            if limited && !acceptor.limited {
+                self.core.counters.accept_pauses.add(1);
+            }
+            acceptor.limited = limited;
+            if armed < wanted {
+                // The total is used up, perhaps by others: nobody tells when they make room.
+                acceptor.retry_at = Some(self.core.now + RECHECK);
+            }
+        }
+    }
+}
+
+/// The error of an operation that was cancelled.
+pub(super) fn is_cancelled(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(CANCELLED)
+}
+
+#[cfg(unix)]
+const CANCELLED: i32 = libc::ECANCELED;
+/// `ERROR_OPERATION_ABORTED`.
+#[cfg(not(unix))]
+const CANCELLED: i32 = 995;
+
+/// Errors that concern one connection that is gone already, not the listener.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted)
+}

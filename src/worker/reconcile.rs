@@ -1,0 +1,282 @@
+//! Bringing the driver in line with what connections should be doing.
+//!
+//! Events and callbacks only change a connection's flags and queues and mark it dirty. Here, once
+//! per turn and connection, the difference between wish and fact becomes operations: everything
+//! that queued up in the turn goes out as one send, a pause becomes a cancel, a close a close.
+
+use crate::buffer::Payload;
+use crate::driver::{CloseHow, Driver};
+use crate::handler::{CloseReason, Closed, Cx, Handler};
+use crate::time::Time;
+
+use super::Worker;
+use super::table::{Flags, Phase};
+use super::wheel;
+
+/// Payloads that one send takes at most; what is behind them goes with the next.
+pub(crate) const SEND_BATCH: usize = 64;
+
+/// How long the pool must be empty, with connections waiting for buffers, until leases that peers
+/// keep from others are copied out.
+const RECLAIM_AFTER: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// Connections that a broadcast reaches in one turn.
+const BROADCAST_BATCH: u32 = 512;
+
+impl<D: Driver, H: Handler> Worker<D, H> {
+    /// Carries out everything that was noted. Callbacks that run meanwhile (`on_closed`) may note
+    /// more; each connection is closed once, so this ends.
+    pub(super) fn reconcile_all(&mut self) {
+        loop {
+            let mut connects = std::mem::take(&mut self.core.connects);
+            for (slot, config) in connects.drain(..) {
+                self.begin_connect(slot, &config);
+            }
+            if self.core.connects.is_empty() {
+                self.core.connects = connects;
+            }
+            if self.core.dirty.is_empty() {
+                break;
+            }
+            // Two lists take turns, so that marking while walking neither moves nor allocates.
+            std::mem::swap(&mut self.core.dirty, &mut self.walking);
+            let walking = std::mem::take(&mut self.walking);
+            for &slot in &walking {
+                self.reconcile(slot);
+            }
+            self.walking = walking;
+            self.walking.clear();
+        }
+        while let Some(peer) = self.core.wakes.pop() {
+            if let Some(waker) = self.core.directory[peer as usize].waker::<D::Waker>() {
+                self.driver.wake_peer(waker);
+            }
+        }
+    }
+
+    fn begin_connect(&mut self, slot: u32, config: &crate::config::ConnectConfig) {
+        if self.core.table.get(slot).phase != Phase::Connecting {
+            return;
+        }
+        let key = self.core.table.key(slot);
+        if let Err(error) = self.driver.connect(key, config) {
+            // Nothing was begun, so no event will end it.
+            let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(0));
+            self.retire(slot, CloseHow::Fin, reason);
+            self.core.vacate(slot);
+            self.check_accept = true;
+        }
+    }
+
+    fn reconcile(&mut self, slot: u32) {
+        let core = &mut self.core;
+        let entry = core.table.get_mut(slot);
+        entry.flags.remove(Flags::DIRTY);
+        if matches!(entry.phase, Phase::Vacant | Phase::Closing) {
+            return;
+        }
+        if entry.flags.has(Flags::ABORT) {
+            let reason = entry.reason;
+            self.begin_close(slot, CloseHow::Reset, reason);
+            return;
+        }
+        if entry.phase == Phase::Connecting {
+            return;
+        }
+        let key = core.table.key(slot);
+        let entry = core.table.get_mut(slot);
+
+        if !entry.flags.has(Flags::SENDING) {
+            if !entry.queue.is_empty() {
+                let chain = core.memory.chunks.split_front(&mut entry.queue, SEND_BATCH);
+                entry.flags.insert(Flags::SENDING);
+                self.driver.send(key, chain);
+            } else if entry.flags.has(Flags::TX_ENDING) {
+                let both_ended = entry.flags.has(Flags::RX_EOF) && entry.held.is_empty();
+                match entry.phase {
+                    Phase::Draining if entry.flags.has(Flags::RX_EOF) => {
+                        let reason = entry.reason;
+                        self.begin_close(slot, CloseHow::Fin, reason);
+                        return;
+                    }
+                    Phase::Lingering if entry.flags.has(Flags::RX_EOF) => {
+                        let reason = entry.reason;
+                        self.begin_close(slot, CloseHow::Fin, reason);
+                        return;
+                    }
+                    Phase::Open if both_ended && entry.flags.has(Flags::EOF_TOLD) => {
+                        self.begin_close(slot, CloseHow::Fin, CloseReason::Eof);
+                        return;
+                    }
+                    _ => {}
+                }
+                if !entry.flags.has(Flags::TX_ENDED) {
+                    entry.flags.insert(Flags::TX_ENDED);
+                    self.driver.shutdown_write(key);
+                }
+                if entry.phase == Phase::Draining {
+                    entry.phase = Phase::Lingering;
+                    // The peer gets the whole close timeout to finish, however long sending took.
+                    entry.limit = 0;
+                    let limit = core.due(core.config.close_timeout);
+                    core.table.get_mut(slot).limit = limit;
+                    core.retime(slot);
+                }
+            }
+        }
+
+        let deliver = core.may_deliver(slot);
+        let entry = core.table.get_mut(slot);
+        let wanted = match entry.phase {
+            Phase::Open => deliver && entry.held.is_empty(),
+            _ => true,
+        };
+        let wanted = wanted && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED));
+        let armed = entry.flags.has(Flags::ARMED);
+        if wanted && !armed {
+            if entry.flags.has(Flags::WAS_ARMED) {
+                core.counters.rearms.add(1);
+            }
+            entry.flags.insert(Flags::ARMED.and(Flags::WAS_ARMED));
+            self.driver.recv(key);
+        } else if !wanted && armed && !entry.flags.has(Flags::CANCELLING) {
+            entry.flags.insert(Flags::CANCELLING);
+            core.counters.pauses.add(1);
+            self.driver.cancel_recv(key);
+        }
+    }
+
+    /// Ends a connection: drops its queues, tells the handler, hands the rest to the driver.
+    pub(super) fn begin_close(&mut self, slot: u32, how: CloseHow, reason: CloseReason) {
+        let key = self.core.table.key(slot);
+        // A connection whose connect was only noted is unknown to the driver yet.
+        let noted = self.core.connects.iter().position(|(noted, _)| *noted == slot);
+        if let Some(noted) = noted {
+            self.core.connects.swap_remove(noted);
+        } else {
+            self.driver.close(key, how);
+        }
+        self.retire(slot, how, reason);
+        if noted.is_some() {
+            self.core.vacate(slot);
+            self.check_accept = true;
+        }
+    }
+
+    /// The worker's half of an end: the slot enters Closing with nothing in it.
+    fn retire(&mut self, slot: u32, how: CloseHow, reason: CloseReason) {
+        self.core.wheel.cancel(slot);
+        let id = self.core.id(slot);
+        let entry = self.core.table.get_mut(slot);
+        entry.phase = Phase::Closing;
+        entry.flags = Flags::default();
+        let queue = entry.queue.take();
+        let held = entry.held.take();
+        let state = entry.state.take();
+        self.core.memory.chunks.clear(queue);
+        self.core.memory.chunks.clear(held);
+        self.core.counters.closed[reason.index()].add(1);
+        if self.core.stopping {
+            match how {
+                CloseHow::Fin => self.finished += 1,
+                CloseHow::Reset => self.aborted += 1,
+            }
+        }
+        if let Some(state) = state {
+            let mut cx = Cx { core: &mut self.core };
+            self.handler.on_closed(&mut cx, Closed { id, state, reason });
+        }
+    }
+
+    /// Arms receiving for connections that found no buffer, as many as there are buffers now.
+    ///
+    /// With an empty pool a receive fails at once even if there is nothing to receive, so arming
+    /// without a free buffer would spin. Some buffers are let come together first (a quarter of the
+    /// pool, or one for each who waits), unless nothing else happens.
+    pub(super) fn feed_starved(&mut self, quiet: bool) {
+        if self.core.starved.is_empty() {
+            self.reclaim_at = None;
+            return;
+        }
+        let pool = &self.core.memory.pool;
+        let mut free = pool.available();
+        if free == 0 {
+            let at = *self.reclaim_at.get_or_insert(self.core.now + RECLAIM_AFTER);
+            if at <= self.core.now {
+                self.reclaim();
+                self.reclaim_at = Some(self.core.now + RECLAIM_AFTER);
+            }
+            return;
+        }
+        self.reclaim_at = None;
+        let enough = (pool.capacity() / 4).min(self.core.starved.len() as u32).max(1);
+        if free < enough && !quiet {
+            return;
+        }
+        while free > 0 {
+            let Some(slot) = self.core.starved.pop_front() else { return };
+            let entry = self.core.table.get_mut(slot);
+            if !entry.flags.has(Flags::STARVED) {
+                continue;
+            }
+            entry.flags.remove(Flags::STARVED);
+            self.core.mark_dirty(slot);
+            free -= 1;
+        }
+    }
+
+    /// Whether starved connections could be fed in the next turn.
+    pub(super) fn can_feed(&self) -> bool {
+        !self.core.starved.is_empty() && self.core.memory.pool.available() > 0
+    }
+
+    /// Takes buffers back from connections whose peers do not read, or whose handler has paused
+    /// them, by copying what they hold. Without this a few slow readers could keep every buffer
+    /// from everybody else.
+    fn reclaim(&mut self) {
+        for slot in 0..self.core.table.used() {
+            let key = self.core.table.key(slot);
+            let entry = self.core.table.get_mut(slot);
+            let chunks = &self.core.memory.chunks;
+            let copied = chunks.detach(&mut entry.queue) + chunks.detach(&mut entry.held);
+            self.core.counters.reclaimed.add(copied.into());
+            let sending = entry.flags.has(Flags::SENDING) && !entry.flags.has(Flags::RECLAIM);
+            if sending && entry.phase != Phase::Closing {
+                entry.flags.insert(Flags::RECLAIM);
+                self.driver.cancel_send(key);
+            }
+        }
+    }
+
+    /// Gives every open connection of a broadcast's next portion its bytes.
+    pub(super) fn broadcast(&mut self) {
+        let mut budget = BROADCAST_BATCH;
+        while budget > 0 {
+            let Some(front) = self.core.broadcasts.front_mut() else { return };
+            let bytes = front.bytes.clone();
+            let from = front.next;
+            let to = self.core.table.used().min(from.saturating_add(budget));
+            front.next = to;
+            let done = to == self.core.table.used();
+            for slot in from..to {
+                if self.core.table.get(slot).phase == Phase::Open {
+                    // A refusal is counted; a connection that is behind misses the broadcast.
+                    let _ = self.core.send(slot, Payload::from(bytes.clone()));
+                }
+            }
+            budget -= (to - from).min(budget);
+            if done {
+                self.core.broadcasts.pop_front();
+            }
+        }
+    }
+
+    /// The next point in time at which the worker has something to do by itself.
+    pub(super) fn next_due(&self) -> Option<Time> {
+        let wheel = self.core.wheel.next_stop().map(wheel::time_of);
+        let accept = self.acceptors.iter().filter_map(super::accept::Acceptor::retry_at).min();
+        let stop = self.stop_at;
+        [wheel, self.core.alarm, accept, self.reclaim_at, stop].into_iter().flatten().min()
+    }
+}
+
