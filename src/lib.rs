@@ -1,0 +1,81 @@
+//! corelane: a completion-based network runtime.
+//!
+//! One event loop per core; each loop owns an io_uring, a pool of preregistered buffers and a table
+//! of connections. The kernel says what finished, the loop tells your [`Handler`], your handler says
+//! what to do next. Operations and buffers are reused for a connection's whole life: in steady
+//! state nothing is allocated, and an idle connection holds no buffer.
+//!
+//! ```no_run
+//! use corelane::{Accepted, Buf, Conn, Cx, Handler, Runtime};
+//! use std::time::Duration;
+//!
+//! struct Echo;
+//!
+//! impl Handler for Echo {
+//!     type Conn = ();
+//!     type Message = ();
+//!     fn on_accept(&mut self, _: &mut Cx<'_, Self>, _: Accepted) -> Option<()> {
+//!         Some(())
+//!     }
+//!     fn on_data(&mut self, conn: &mut Conn<'_, Self>, data: Buf) {
+//!         let _ = conn.send(data); // the received buffer itself, not a copy
+//!     }
+//! }
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let signals = corelane::Signals::block()?;
+//!     let addr: std::net::SocketAddr = "127.0.0.1:7000".parse()?;
+//!     let runtime = Runtime::builder().listen(addr).start(|_| Echo)?;
+//!     signals.wait(None)?;
+//!     println!("{}", runtime.shutdown(Duration::from_secs(5))?);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Where things are
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `runtime` | starting and stopping: [`Runtime`], [`Builder`], [`RuntimeInfo`], [`ShutdownReport`] |
+//! | `handler` | the door to your code: [`Handler`], [`Cx`], [`Conn`], [`ConnId`], [`CloseReason`] |
+//! | `worker` | policy: connection table, send queues, back-pressure, timers, limits, mailbox ([`Remote`]) |
+//! | `driver` | mechanism: `uring` and `sim` behind one trait |
+//! | `buffer` | memory: the arena and its leases ([`Buf`], [`Payload`]) |
+//! | `config` | what can be set: [`WorkerConfig`], [`ListenerConfig`], [`SocketOptions`] |
+//! | `metrics` | counters: [`Metrics`], [`Snapshot`] |
+//! | [`sim`] | a simulated kernel with a virtual clock and a seed, for testing handlers |
+//!
+//! Dependencies point downwards only: runtime → worker → driver → buffer. `unsafe` code is in
+//! `buffer` and `driver`; its invariants are numbered and explained in `SAFETY.md`.
+
+mod buffer;
+mod config;
+mod driver;
+mod handler;
+mod metrics;
+#[cfg(target_os = "linux")]
+mod runtime;
+pub mod sim;
+mod time;
+mod worker;
+
+pub use buffer::{Buf, BufMut, BufferConfig, BufferError, Detached, Payload};
+pub use config::{
+    ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions,
+    WorkerConfig,
+};
+#[cfg(target_os = "linux")]
+pub use driver::sys::Signals;
+#[cfg(target_os = "linux")]
+pub use driver::uring::{Feature, SetupError};
+pub use handler::{
+    Accepted, CloseReason, Closed, Conn, ConnId, ConnectError, ConnectErrorKind, Cx, Handler, SendError,
+    SendErrorKind,
+};
+pub use metrics::{Metrics, Snapshot};
+#[cfg(target_os = "linux")]
+pub use runtime::{
+    Builder, ListenerInfo, Runtime, RuntimeError, RuntimeInfo, ShutdownReport, StartError, WorkerInfo,
+};
+pub use time::Time;
+pub use worker::{Remote, RemoteError};

@@ -1,0 +1,656 @@
+//! Starting workers, one thread and one ring each, and stopping them.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::config::{ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
+use crate::driver::sys;
+use crate::driver::uring::{Feature, MAX_SLOTS, SetupError, UringDriver};
+use crate::handler::Handler;
+use crate::metrics::{Counters, Metrics};
+use crate::worker::{self, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
+
+/// How long a stopped worker waits for operations that the kernel does not give back.
+const FINISH_PATIENCE: Duration = Duration::from_secs(2);
+/// Part of a ring's descriptor table that is planned for when connections are spread over several:
+/// the kernel spreads them by a hash, not evenly.
+const TABLE_FILL: f64 = 0.9;
+/// Workers are numbered with 16 bits.
+const MAX_WORKERS: usize = 4096;
+
+/// Prepares a [`Runtime`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    workers: usize,
+    cpus: Vec<usize>,
+    listeners: Vec<ListenerConfig>,
+    max_connections: Option<u64>,
+    worker: WorkerConfig,
+    name: String,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            cpus: Vec::new(),
+            listeners: Vec::new(),
+            max_connections: None,
+            worker: WorkerConfig::default(),
+            name: "corelane".to_owned(),
+        }
+    }
+}
+
+impl Builder {
+    /// Number of workers, each a thread with a ring of its own; 1 by default. 1 to 4096. One per
+    /// core is the rule; [`max_connections`](Self::max_connections) may raise it.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Binds worker `i` to processor `cpus[i % cpus.len()]`. Not bound by default.
+    #[must_use]
+    pub fn cpus(mut self, cpus: Vec<usize>) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Adds a listening address, by itself or with its options.
+    #[must_use]
+    pub fn listen(mut self, listener: impl Into<ListenerConfig>) -> Self {
+        self.listeners.push(listener.into());
+        self
+    }
+
+    /// Connections of all workers together, at most. When they are more than the workers' descriptor
+    /// tables hold (`RLIMIT_NOFILE` entries each), more workers are started: several rings per core.
+    ///
+    /// Sets [`WorkerConfig::max_connections`] of every worker to what its table can hold of them.
+    #[must_use]
+    pub fn max_connections(mut self, total: u64) -> Self {
+        self.max_connections = Some(total);
+        self
+    }
+
+    /// What shapes each worker.
+    #[must_use]
+    pub fn worker(mut self, config: WorkerConfig) -> Self {
+        self.worker = config;
+        self
+    }
+
+    /// Prefix of the threads' names; `corelane` by default.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Number of workers and the worker configuration that the wishes come to.
+    fn plan(&self, nofile: u64) -> Result<(usize, WorkerConfig), StartError> {
+        let out_of_range = |what, value: String, allowed: String| {
+            StartError::Config(ConfigError::Range { what, value, allowed })
+        };
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            let allowed = format!("1 to {MAX_WORKERS}");
+            return Err(out_of_range("workers", self.workers.to_string(), allowed));
+        }
+        let (mut workers, mut config) = (self.workers, self.worker.clone());
+        if let Some(total) = self.max_connections {
+            if total == 0 || total > u64::from(MAX_SLOTS) * MAX_WORKERS as u64 {
+                let allowed = "1 to the number of file descriptors of the system".to_owned();
+                return Err(out_of_range("max_connections", total.to_string(), allowed));
+            }
+            let table = nofile.clamp(1, 1_000_000);
+            if config.descriptors == Descriptors::Direct && total > table {
+                // Spread over several tables, each has to hold more than its even share.
+                let planned = (table as f64 * TABLE_FILL) as u64;
+                let needed = total.div_ceil(planned.max(1)) as usize;
+                workers = workers.max(needed);
+                if workers > MAX_WORKERS {
+                    let allowed = format!("at most {} with RLIMIT_NOFILE = {nofile}", planned * MAX_WORKERS as u64);
+                    return Err(out_of_range("max_connections", total.to_string(), allowed));
+                }
+            }
+            config.max_connections = total.min(table) as u32;
+            if config.descriptors == Descriptors::Fd {
+                // Ordinary descriptors are the process's: what exceeds the limit cannot be had.
+                config.max_connections = u32::try_from(total.min(1_000_000)).unwrap_or(u32::MAX);
+            }
+        }
+        config.check().map_err(StartError::Config)?;
+        Ok((workers, config))
+    }
+
+    /// Starts the workers; returns when all of them listen. `make` makes each worker's handler, on
+    /// the worker's own thread, from its index.
+    ///
+    /// # Errors
+    /// [`StartError`], naming the cause and the remedy. Whatever was started is stopped again.
+    pub fn start<H, F>(self, make: F) -> Result<Runtime<H::Message>, StartError>
+    where
+        H: Handler + 'static,
+        F: Fn(usize) -> H + Send + Sync + 'static,
+    {
+        let (workers, config) = self.plan(sys::nofile_limit())?;
+        let mut warnings = Vec::new();
+        let mut info = Vec::new();
+        let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> =
+            (0..workers).map(|_| Vec::new()).collect();
+        for wanted in &self.listeners {
+            let (sockets, bound) = bind(wanted, workers)?;
+            if bound.backlog < bound.backlog_asked {
+                warnings.push(format!(
+                    "backlog {} on {} is clamped to {} by net.core.somaxconn; raise it with `sysctl \
+                     net.core.somaxconn={}`",
+                    bound.backlog_asked, bound.addr, bound.backlog, bound.backlog_asked,
+                ));
+            }
+            let shared = wanted.sharing == Sharing::One && workers > 1;
+            for (worker, listener) in sockets.into_iter().enumerate() {
+                let listener = WorkerListener { listener, backlog: bound.backlog, shared };
+                listeners[worker].push(listener);
+            }
+            info.push(bound);
+        }
+
+        let directory = worker::directory::<H::Message>(workers, config.mailbox);
+        let permits = Permits::new(self.max_connections.unwrap_or(u64::MAX));
+        let running = Arc::new(AtomicUsize::new(workers));
+        let make = Arc::new(make);
+        let mut runtime = Runtime {
+            threads: Vec::with_capacity(workers),
+            counters: Vec::with_capacity(workers),
+            remote: Remote::new(directory.clone()),
+            running: running.clone(),
+            info: RuntimeInfo {
+                backend: "io_uring",
+                kernel: sys::kernel_version(),
+                features: Vec::new(),
+                listeners: info,
+                workers: Vec::with_capacity(workers),
+                warnings,
+            },
+        };
+        let (ready, outcomes) = mpsc::channel();
+        for (index, listeners) in listeners.into_iter().enumerate() {
+            let counters = Arc::new(Counters::default());
+            runtime.counters.push(counters.clone());
+            let cpu = (!self.cpus.is_empty()).then(|| self.cpus[index % self.cpus.len()]);
+            let setup = Setup {
+                index: index as u16,
+                config: config.clone(),
+                counters,
+                directory: directory.clone(),
+                permits: permits.clone(),
+            };
+            let start = Start { setup, listeners, cpu, make: make.clone() };
+            let (ready, guard) = (ready.clone(), RunningGuard(running.clone()));
+            let thread = std::thread::Builder::new().name(format!("{}-{index}", self.name));
+            let spawned = thread.spawn(move || {
+                let _guard = guard;
+                start.run(ready)
+            });
+            match spawned {
+                Ok(thread) => runtime.threads.push(thread),
+                Err(source) => {
+                    drop(runtime.shutdown(Duration::ZERO));
+                    return Err(StartError::Thread { index, source });
+                }
+            }
+        }
+        drop(ready);
+        let mut failed = None;
+        // Every thread answers once, or hangs up by panicking.
+        for outcome in outcomes {
+            match outcome {
+                Ok(started) => {
+                    if runtime.info.workers.is_empty() {
+                        runtime.info.features = started.features;
+                    }
+                    // The workers are alike, and so are their warnings.
+                    for warning in started.warnings {
+                        if !runtime.info.warnings.contains(&warning) {
+                            runtime.info.warnings.push(warning);
+                        }
+                    }
+                    runtime.info.workers.push(started.worker);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if failed.is_none() && runtime.info.workers.len() < workers {
+            failed = Some(StartError::Panicked);
+        }
+        if let Some(error) = failed {
+            drop(runtime.shutdown(Duration::ZERO));
+            return Err(error);
+        }
+        runtime.info.workers.sort_by_key(|worker| worker.index);
+        Ok(runtime)
+    }
+}
+
+/// Binds a listening address for every worker.
+fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, ListenerInfo), StartError> {
+    let failed = |source| StartError::Bind { addr: wanted.addr, source };
+    let reuse = wanted.sharing == Sharing::PerWorker && workers > 1;
+    let mut config = wanted.clone();
+    let first = sys::listener(&config, reuse).map_err(failed)?;
+    config.addr = first.local_addr().map_err(failed)?;
+    let backlog = sys::accept_queue_limit(&first).unwrap_or(config.backlog);
+    let mut sockets = vec![first];
+    while sockets.len() < workers {
+        let socket = match wanted.sharing {
+            Sharing::PerWorker => sys::listener(&config, reuse),
+            Sharing::One => sockets[0].try_clone(),
+        };
+        sockets.push(socket.map_err(failed)?);
+    }
+    let info = ListenerInfo { addr: config.addr, backlog_asked: wanted.backlog, backlog };
+    Ok((sockets, info))
+}
+
+/// Counts a worker's thread as ended, however it ends.
+struct RunningGuard(Arc<AtomicUsize>);
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What a worker's thread starts with.
+struct Start<M, F> {
+    setup: Setup<M>,
+    listeners: Vec<WorkerListener<TcpListener>>,
+    cpu: Option<usize>,
+    make: Arc<F>,
+}
+
+struct Started {
+    worker: WorkerInfo,
+    features: Vec<Feature>,
+    warnings: Vec<String>,
+}
+
+impl<M: Send + 'static, F> Start<M, F> {
+    /// The whole life of a worker's thread.
+    fn run<H>(self, ready: mpsc::Sender<Result<Started, StartError>>) -> Result<WorkerReport, io::Error>
+    where
+        H: Handler<Message = M>,
+        F: Fn(usize) -> H,
+    {
+        let Self { setup, listeners, cpu, make } = self;
+        let index = usize::from(setup.index);
+        let started = cpu
+            .map_or(Ok(()), |cpu| sys::pin_to_cpu(cpu).map_err(|source| StartError::Pin { cpu, source }))
+            .and_then(|()| {
+                UringDriver::new(&setup.config, setup.counters.clone()).map_err(StartError::Kernel)
+            });
+        let (driver, found) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                // Nobody listens only when `start` is gone, and then nobody asks.
+                let _ = ready.send(Err(error));
+                return Ok(WorkerReport::default());
+            }
+        };
+        let descriptors = if found.direct { Descriptors::Direct } else { Descriptors::Fd };
+        let info = WorkerInfo { index, cpu, descriptors, max_connections: setup.config.max_connections };
+        let mut worker = match Worker::new(driver, setup, listeners, make(index)) {
+            Ok(worker) => worker,
+            Err(source) => {
+                let _ = ready.send(Err(StartError::Listener { source }));
+                return Ok(WorkerReport::default());
+            }
+        };
+        let started = Started { worker: info, features: found.features, warnings: found.warnings };
+        let _ = ready.send(Ok(started));
+        drop(ready);
+        while worker.turn()? {}
+        Ok(worker.finish(FINISH_PATIENCE))
+    }
+}
+
+/// Running workers.
+///
+/// Dropping it without [`shutdown`](Self::shutdown) asks the workers to stop at once and does not
+/// wait for them.
+#[derive(Debug)]
+pub struct Runtime<M: Send + 'static = ()> {
+    threads: Vec<JoinHandle<Result<WorkerReport, io::Error>>>,
+    counters: Vec<Arc<Counters>>,
+    remote: Remote<M>,
+    running: Arc<AtomicUsize>,
+    info: RuntimeInfo,
+}
+
+impl Runtime {
+    /// Begins the preparation of a runtime.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
+impl<M: Send + 'static> Runtime<M> {
+    /// What was started, and with which features of the kernel.
+    pub fn info(&self) -> &RuntimeInfo {
+        &self.info
+    }
+
+    /// A handle for other threads.
+    pub fn remote(&self) -> Remote<M> {
+        self.remote.clone()
+    }
+
+    /// The workers' counters as they are now.
+    pub fn metrics(&self) -> Metrics {
+        Metrics { workers: self.counters.iter().map(|counters| counters.snapshot()).collect() }
+    }
+
+    /// Whether every worker is still running; false once one has stopped or failed.
+    pub fn is_running(&self) -> bool {
+        self.running.load(Ordering::Acquire) == self.threads.len()
+    }
+
+    /// Stops: accepts nothing more, closes every connection gracefully, resets what is left after
+    /// `deadline`, waits for the kernel to give everything back, and reports.
+    ///
+    /// # Errors
+    /// [`RuntimeError`] when a worker had failed or panicked; the others are stopped all the same.
+    pub fn shutdown(self, deadline: Duration) -> Result<ShutdownReport, RuntimeError> {
+        self.remote.stop(deadline);
+        self.join()
+    }
+
+    /// Waits until every worker has stopped by itself (through [`Remote::stop`] or
+    /// [`Cx::stop`](crate::Cx::stop)), and reports.
+    ///
+    /// # Errors
+    /// [`RuntimeError`] when a worker failed or panicked.
+    pub fn join(mut self) -> Result<ShutdownReport, RuntimeError> {
+        let mut report = ShutdownReport::default();
+        let mut failed = None;
+        for (index, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
+            match thread.join() {
+                Ok(Ok(worker)) => {
+                    report.finished += worker.finished;
+                    report.aborted += worker.aborted;
+                    report.ops_in_kernel += worker.ops_in_kernel;
+                    report.buffers_outstanding += worker.buffers_outstanding;
+                    report.messages_undelivered += worker.messages_undelivered;
+                }
+                Ok(Err(source)) => {
+                    failed.get_or_insert(RuntimeError::Worker { index, source });
+                }
+                Err(panic) => {
+                    let message = panic
+                        .downcast_ref::<String>()
+                        .cloned()
+                        .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+                        .unwrap_or_else(|| "a panic without a message".to_owned());
+                    failed.get_or_insert(RuntimeError::Panicked { index, message });
+                }
+            }
+            if failed.is_some() {
+                // One worker less is not what was asked for: the others follow.
+                self.remote.stop(Duration::ZERO);
+            }
+        }
+        report.metrics = self.metrics();
+        match failed {
+            None => Ok(report),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+impl<M: Send + 'static> Drop for Runtime<M> {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.remote.stop(Duration::ZERO);
+        }
+    }
+}
+
+/// What a runtime consists of, and what the kernel contributes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RuntimeInfo {
+    /// The kernel interface in use.
+    pub backend: &'static str,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Kernel features: which are in use, and why others are not.
+    pub features: Vec<Feature>,
+    /// The listening addresses, in the order of configuration.
+    pub listeners: Vec<ListenerInfo>,
+    /// The workers.
+    pub workers: Vec<WorkerInfo>,
+    /// What an operator should know: limits that were clamped, things that could not be had.
+    pub warnings: Vec<String>,
+}
+
+/// A listening address as it came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerInfo {
+    /// The address, with the port that the kernel chose if 0 was asked for.
+    pub addr: SocketAddr,
+    /// The backlog that was asked for.
+    pub backlog_asked: u32,
+    /// The backlog that the kernel uses (one more connection fits).
+    pub backlog: u32,
+}
+
+/// A worker as it came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerInfo {
+    /// Its index.
+    pub index: usize,
+    /// The processor that it is bound to.
+    pub cpu: Option<usize>,
+    /// How it holds sockets.
+    pub descriptors: Descriptors,
+    /// Connections that it holds at most.
+    pub max_connections: u32,
+}
+
+/// How a runtime ended.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Connections that were open when the stop began and closed gracefully.
+    pub finished: u64,
+    /// Connections that had to be reset.
+    pub aborted: u64,
+    /// Operations that the kernel did not give back in time: 0 unless something is wrong. Their
+    /// memory is leaked rather than freed.
+    pub ops_in_kernel: u64,
+    /// Buffers that were not back in their pool at the end: 0 unless a lease was leaked.
+    pub buffers_outstanding: u64,
+    /// Messages that lay in mailboxes unread.
+    pub messages_undelivered: u64,
+    /// The last counters.
+    pub metrics: Metrics,
+}
+
+impl fmt::Display for ShutdownReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} connections finished, {} aborted, {} operations left in the kernel, {} buffers outstanding, \
+             {} messages undelivered",
+            self.finished,
+            self.aborted,
+            self.ops_in_kernel,
+            self.buffers_outstanding,
+            self.messages_undelivered,
+        )
+    }
+}
+
+/// Why a runtime did not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting is out of range.
+    Config(ConfigError),
+    /// The kernel refuses what is needed.
+    Kernel(SetupError),
+    /// A listening address cannot be had.
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A worker cannot run on the processor asked for.
+    Pin {
+        /// The processor.
+        cpu: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A listener could not be registered.
+    Listener {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread could not be started.
+    Thread {
+        /// Which worker's.
+        index: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A handler's constructor panicked.
+    Panicked,
+}
+
+impl StartError {
+    /// Whether the system (not the caller's settings) stands in the way: a kernel without
+    /// something, a limit, an address in use.
+    pub fn is_preflight(&self) -> bool {
+        matches!(self, Self::Kernel(_) | Self::Bind { .. } | Self::Pin { .. } | Self::Thread { .. })
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Kernel(error) => error.fmt(f),
+            Self::Bind { addr, source } => {
+                write!(f, "cannot listen on {addr}: {source}")?;
+                f.write_str(match source.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        "; another process listens there (see `ss -ltnp`): stop it or choose another port"
+                    }
+                    io::ErrorKind::AddrNotAvailable => {
+                        "; no interface of this machine has the address: use one that `ip address` shows"
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE"
+                    }
+                    _ => "",
+                })
+            }
+            Self::Pin { cpu, source } => write!(
+                f,
+                "cannot bind a worker to processor {cpu}: {source}; this process may use {} processors \
+                 (see `taskset -p $$`)",
+                sys::cpu_count(),
+            ),
+            Self::Listener { source } => write!(f, "cannot register a listener: {source}"),
+            Self::Thread { index, source } => write!(f, "cannot start worker {index}: {source}"),
+            Self::Panicked => f.write_str("a handler's constructor panicked"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Config(error) => Some(error),
+            Self::Kernel(error) => Some(error),
+            Self::Bind { source, .. }
+            | Self::Pin { source, .. }
+            | Self::Listener { source }
+            | Self::Thread { source, .. } => Some(source),
+            Self::Panicked => None,
+        }
+    }
+}
+
+/// How a running runtime failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// A worker's kernel interface failed in a way that it cannot go on from.
+    Worker {
+        /// Which worker.
+        index: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A handler panicked. Its worker's connections are closed and its memory is accounted for.
+    Panicked {
+        /// Which worker's.
+        index: usize,
+        /// The panic's message.
+        message: String,
+    },
+}
+
+impl fmt::Display for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Worker { index, source } => write!(f, "worker {index} failed: {source}"),
+            Self::Panicked { index, message } => write!(f, "worker {index} panicked: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for RuntimeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Worker { source, .. } => Some(source),
+            Self::Panicked { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_connections_than_one_table_holds_mean_more_rings() {
+        let builder = Runtime::builder().max_connections(50_000);
+        let (workers, config) = builder.plan(20_000).expect("a plan");
+        assert_eq!((workers, config.max_connections), (3, 20_000));
+        let (workers, config) = builder.plan(100_000).expect("a plan");
+        assert_eq!((workers, config.max_connections), (1, 50_000));
+        let (workers, config) = builder.workers(4).plan(20_000).expect("a plan");
+        assert_eq!((workers, config.max_connections), (4, 20_000));
+    }
+
+    #[test]
+    fn a_wrong_number_of_workers_is_refused() {
+        let text = Runtime::builder().workers(0).plan(20_000).expect_err("none").to_string();
+        assert_eq!(text, "workers 0 is out of range: allowed is 1 to 4096");
+    }
+}
