@@ -256,7 +256,7 @@ pub enum SendErrorKind {
     /// The connection has [`send_limit`](crate::WorkerConfig::send_limit) or more unsent bytes:
     /// wait for `on_writable`.
     Full,
-    /// The connection is not open for sending (not yet connected, finished, closing or failed).
+    /// The connection is not open for sending (finished, closing or failed).
     Closed,
 }
 
@@ -423,8 +423,15 @@ impl<H: Handler> Conn<'_, H> {
         self.core.now()
     }
 
+    /// Another connection of this worker by its name, for forwarding from one to the other.
+    pub fn other(&mut self, id: ConnId) -> Option<Conn<'_, H>> {
+        let slot = self.core.find(id)?;
+        Some(Conn { core: self.core, slot })
+    }
+
     /// Queues bytes for sending: leases, owned, shared or static bytes, none of them copied. What
-    /// is queued in one turn, and what queues up behind a send in flight, goes out together.
+    /// is queued in one turn, and what queues up behind a send in flight, goes out together. On an
+    /// outgoing connection that is not established yet, bytes wait until it is.
     ///
     /// # Errors
     /// [`SendError`] with the payload when the queue is at its limit or the connection is not open

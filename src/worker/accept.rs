@@ -2,10 +2,14 @@
 //!
 //! A multishot accept may bring everything that waits in the listener's queue at once, and a
 //! connection that finds no place would be lost to its client. So multishot is armed only while
-//! there is room for two full queues; nearer to the limit single accepts are armed, each holding a
-//! permit; at the limit none, and clients wait in the kernel's queue. An error of the system
-//! (EMFILE and its like) pauses accepting for 10 to 200 ms; a burst is handed to the handler in
-//! portions of `accept_budget` a turn.
+//! there is room for two full queues; nearer to the limit single accepts are armed, at the limit
+//! none, and clients wait in the kernel's queue. An error of the system (EMFILE and its like) pauses
+//! accepting for 10 to 200 ms.
+//!
+//! What is accepted waits here until it is handed to the handler, `accept_budget` a turn, so that a
+//! burst does not hold up those who are connected already. It then takes one of the runtime's
+//! permits. Other workers may have taken the last one in the meantime: it goes on waiting then, so the
+//! total that handlers see is exact, and nobody is turned away.
 
 use std::io;
 use std::net::SocketAddr;
@@ -42,7 +46,7 @@ pub(crate) struct Acceptor {
     removed: bool,
 }
 
-/// An accepted connection that waits for its turn to be handed to the handler. It holds a permit.
+/// An accepted connection that waits to be handed to the handler.
 pub(crate) struct Waiting {
     acceptor: usize,
     socket: Socket,
@@ -102,9 +106,6 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             return;
         };
         let acceptor = &mut self.acceptors[index];
-        if mode == AcceptMode::Multishot {
-            self.core.permits.take();
-        }
         if !armed {
             acceptor.ended(mode);
         }
@@ -119,9 +120,6 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let acceptor = &mut self.acceptors[index];
         let cancelled = acceptor.cancelling && is_cancelled(error);
         acceptor.ended(mode);
-        if mode == AcceptMode::Once {
-            self.core.permits.give_back(1);
-        }
         self.check_accept = true;
         if cancelled || is_transient(error) {
             return;
@@ -133,18 +131,26 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
     /// Hands accepted connections to the handler, `accept_budget` of them.
     pub(super) fn admit(&mut self) {
+        self.admit_at = None;
         for _ in 0..self.core.config.accept_budget {
-            let Some(waiting) = self.waiting.pop_front() else { return };
-            if self.core.stopping {
-                self.turn_away(waiting.socket);
-                continue;
+            if self.waiting.is_empty() {
+                return;
             }
+            if !self.core.permits.try_take() {
+                // Nobody tells when another worker makes room.
+                self.admit_at = Some(self.core.now + RECHECK);
+                return;
+            }
+            let Some(waiting) = self.waiting.pop_front() else { return };
             // The slot is taken before the handler is asked, so that what it does meanwhile cannot
             // take it; Closing hides it until it is whole.
             let Some(slot) = self.core.insert(Phase::Closing, None) else {
-                self.core.counters.refused.add(1);
-                self.turn_away(waiting.socket);
-                continue;
+                // Cannot be: room for everything that waits is kept. (Or the handler filled the table
+                // with outgoing connections in this very turn.)
+                self.core.permits.give_back(1);
+                self.waiting.push_front(waiting);
+                self.admit_at = Some(self.core.now + RECHECK);
+                return;
             };
             let accepted = Accepted {
                 id: self.core.id(slot),
@@ -167,16 +173,10 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
-    /// Closes an accepted socket that has no slot, and gives its permit back.
-    fn turn_away(&mut self, socket: Socket) {
-        self.driver.discard(socket);
-        self.core.permits.give_back(1);
-    }
-
     /// Closes what was accepted but not handed over; for the end of a worker.
     pub(super) fn turn_all_away(&mut self) {
         while let Some(waiting) = self.waiting.pop_front() {
-            self.turn_away(waiting.socket);
+            self.driver.discard(waiting.socket);
         }
     }
 
@@ -188,7 +188,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let promised: u32 = self.acceptors.iter().map(|acceptor| acceptor.once).sum();
             let promised = promised + self.waiting.len() as u32;
             let room = u64::from(self.core.table.room().saturating_sub(promised));
-            let total = self.core.permits.free();
+            let total = self.core.permits.free().saturating_sub(promised.into());
             let acceptor = &mut self.acceptors[index];
             if self.core.stopping {
                 if acceptor.is_idle() && !acceptor.removed {
@@ -229,20 +229,19 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             if acceptor.cancelling {
                 continue;
             }
-            let wanted = room.min(u64::from(ONCE_ARMED.saturating_sub(acceptor.once))) as u32;
-            let mut armed = 0;
-            while armed < wanted && self.core.permits.try_take() {
+            let more = ONCE_ARMED.saturating_sub(acceptor.once);
+            let more = room.min(total).min(more.into()) as u32;
+            for _ in 0..more {
                 self.driver.accept(acceptor.id, AcceptMode::Once);
-                acceptor.once += 1;
-                armed += 1;
             }
+            acceptor.once += more;
             let limited = acceptor.once == 0;
             if limited && !acceptor.limited {
                 self.core.counters.accept_pauses.add(1);
             }
             acceptor.limited = limited;
-            if armed < wanted {
-                // The total is used up, perhaps by others: nobody tells when they make room.
+            if workers > 1 && total < u64::from(ONCE_ARMED) {
+                // The total is used up, perhaps by others, and nobody tells when they make room.
                 acceptor.retry_at = Some(self.core.now + RECHECK);
             }
         }

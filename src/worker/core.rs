@@ -157,7 +157,7 @@ impl<S, M> Core<S, M> {
     #[inline]
     pub(crate) fn send(&mut self, slot: u32, payload: Payload) -> Result<(), SendError> {
         let entry = self.table.get_mut(slot);
-        if entry.phase != Phase::Open
+        if !matches!(entry.phase, Phase::Open | Phase::Connecting)
             || entry.flags.has(Flags::TX_ENDING.and(Flags::TX_FAILED).and(Flags::ABORT))
         {
             return Err(SendError { payload, kind: SendErrorKind::Closed });
@@ -183,7 +183,7 @@ impl<S, M> Core<S, M> {
     #[inline]
     pub(crate) fn may_deliver(&self, slot: u32) -> bool {
         let flags = self.table.get(slot).flags;
-        !flags.has(Flags::PAUSED) && !(self.config.auto_pause && flags.has(Flags::CONGESTED))
+        !(flags.has(Flags::PAUSED) || self.config.auto_pause && flags.has(Flags::CONGESTED))
     }
 
     pub(crate) fn set_paused(&mut self, slot: u32, paused: bool) {
@@ -214,7 +214,8 @@ impl<S, M> Core<S, M> {
 
     pub(crate) fn shutdown_write(&mut self, slot: u32) {
         let entry = self.table.get_mut(slot);
-        if entry.phase == Phase::Open && !entry.flags.has(Flags::TX_ENDING) {
+        let open = matches!(entry.phase, Phase::Open | Phase::Connecting);
+        if open && !entry.flags.has(Flags::TX_ENDING) {
             entry.flags.insert(Flags::TX_ENDING);
             self.mark_dirty(slot);
         }

@@ -278,6 +278,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         };
         self.core.vacate(slot);
         self.check_accept = true;
+        self.admit_at = None;
     }
 
     /// Everything that is due for a connection at this tick.

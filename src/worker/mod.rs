@@ -75,6 +75,8 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     handler: H,
     acceptors: Vec<Acceptor>,
     waiting: VecDeque<Waiting>,
+    /// When to try again to hand over what waits, while the runtime's total is used up.
+    admit_at: Option<Time>,
     check_accept: bool,
     fired: Vec<u32>,
     walking: Vec<u32>,
@@ -110,6 +112,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             handler,
             acceptors,
             waiting: VecDeque::with_capacity(64),
+            admit_at: None,
             check_accept: true,
             fired: Vec::with_capacity(64),
             walking: Vec::with_capacity(1024),
@@ -148,7 +151,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if !self.core.ready.is_empty() {
             self.deliver_held();
         }
-        if !self.waiting.is_empty() {
+        if self.can_admit() {
             self.admit();
         }
         if self.core.directory[self.core.index()].is_notified() {
@@ -174,11 +177,15 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         self.core.counters.buffers_out.set(self.core.memory.pool.leased().into());
     }
 
+    fn can_admit(&self) -> bool {
+        !self.waiting.is_empty() && self.admit_at.is_none_or(|at| at <= self.core.now)
+    }
+
     /// How long the next wait may take.
     fn patience(&self) -> Option<Duration> {
         let busy = self.driver.has_events()
             || !self.core.ready.is_empty()
-            || !self.waiting.is_empty()
+            || self.can_admit()
             || !self.core.broadcasts.is_empty()
             || self.can_feed()
             || self.core.directory[self.core.index()].is_notified();

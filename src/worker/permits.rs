@@ -1,5 +1,5 @@
-//! The total of connections over all workers, as permits: a connection holds one from before it
-//! is accepted (or begun) until its slot is vacant.
+//! The total of connections over all workers, as permits: a connection holds one from before its
+//! handler hears of it until its slot is vacant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -25,12 +25,6 @@ impl Permits {
             (free > 0).then(|| free - 1)
         });
         taken.is_ok()
-    }
-
-    /// Takes one, there or not: for a connection that a multishot accept brought. Accepting so is
-    /// allowed only while far more are free than all workers' queues can bring.
-    pub(crate) fn take(&self) {
-        self.free.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn give_back(&self, n: u32) {

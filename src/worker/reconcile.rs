@@ -276,7 +276,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let wheel = self.core.wheel.next_stop().map(wheel::time_of);
         let accept = self.acceptors.iter().filter_map(super::accept::Acceptor::retry_at).min();
         let stop = self.stop_at;
-        [wheel, self.core.alarm, accept, self.reclaim_at, stop].into_iter().flatten().min()
+        [wheel, self.core.alarm, accept, self.admit_at, self.reclaim_at, stop].into_iter().flatten().min()
     }
 }
 

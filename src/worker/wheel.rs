@@ -69,7 +69,8 @@ impl Wheel {
     }
 
     /// Entries that are set.
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.len
     }
 
