@@ -13,7 +13,7 @@ use crate::driver::sys;
 use crate::driver::uring::{Feature, MAX_SLOTS, SetupError, UringDriver};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Metrics};
-use crate::worker::{self, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
+use crate::worker::{self, Directory, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
 
 /// How long a stopped worker waits for operations that the kernel does not give back.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
@@ -177,6 +177,7 @@ impl Builder {
                 features: Vec::new(),
                 listeners: info,
                 workers: Vec::with_capacity(workers),
+                max_connections: 0,
                 warnings,
             },
         };
@@ -193,7 +194,8 @@ impl Builder {
                 permits: permits.clone(),
             };
             let start = Start { setup, listeners, cpu, make: make.clone() };
-            let (ready, guard) = (ready.clone(), RunningGuard(running.clone()));
+            let ready = ready.clone();
+            let guard = RunningGuard { running: running.clone(), directory: directory.clone(), index };
             let thread = std::thread::Builder::new().name(format!("{}-{index}", self.name));
             let spawned = thread.spawn(move || {
                 let _guard = guard;
@@ -237,6 +239,8 @@ impl Builder {
             return Err(error);
         }
         runtime.info.workers.sort_by_key(|worker| worker.index);
+        let held: u64 = runtime.info.workers.iter().map(|worker| u64::from(worker.max_connections)).sum();
+        runtime.info.max_connections = self.max_connections.map_or(held, |total| total.min(held));
         Ok(runtime)
     }
 }
@@ -261,12 +265,17 @@ fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, Li
     Ok((sockets, info))
 }
 
-/// Counts a worker's thread as ended, however it ends.
-struct RunningGuard(Arc<AtomicUsize>);
+/// Counts a worker's thread as ended, and closes its mailbox, however it ends.
+struct RunningGuard<M> {
+    running: Arc<AtomicUsize>,
+    directory: Directory<M>,
+    index: usize,
+}
 
-impl Drop for RunningGuard {
+impl<M> Drop for RunningGuard<M> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.directory[self.index].close();
+        self.running.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -438,6 +447,8 @@ pub struct RuntimeInfo {
     pub listeners: Vec<ListenerInfo>,
     /// The workers.
     pub workers: Vec<WorkerInfo>,
+    /// Connections of all workers together, at most.
+    pub max_connections: u64,
     /// What an operator should know: limits that were clamped, things that could not be had.
     pub warnings: Vec<String>,
 }

@@ -31,7 +31,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Payload;
-use crate::driver::Driver;
+use crate::driver::{CloseHow, Driver};
 use crate::handler::{CloseReason, Cx, Handler};
 use crate::time::Time;
 
@@ -40,7 +40,7 @@ use mailbox::Envelope;
 use table::Phase;
 
 pub(crate) use self::core::{Core, Setup};
-pub(crate) use mailbox::directory;
+pub(crate) use mailbox::{Directory, directory};
 pub use mailbox::{Remote, RemoteError};
 pub(crate) use permits::Permits;
 pub(crate) use reconcile::SEND_BATCH;
@@ -258,7 +258,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.core.stopping = true;
             self.stop_at = Some(self.core.now + deadline);
             self.check_accept = true;
-            self.each_live(|core, slot| core.close(slot, CloseReason::Shutdown));
+            for slot in 0..self.core.table.used() {
+                self.core.close(slot, CloseReason::Shutdown);
+            }
         }
         if self.stop_at.is_some_and(|at| at <= self.core.now) {
             if self.gave_up_on_grace {
@@ -267,18 +269,20 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             }
             self.gave_up_on_grace = true;
             self.stop_at = Some(self.core.now + LAST_GRACE);
-            self.each_live(|core, slot| core.abort_with(slot, CloseReason::Shutdown));
+            for slot in 0..self.core.table.used() {
+                match self.core.table.get(slot).phase {
+                    // Everything was sent, FIN too; the peer just does not finish.
+                    Phase::Lingering => {
+                        let reason = self.core.table.get(slot).reason;
+                        self.begin_close(slot, CloseHow::Fin, reason);
+                    }
+                    Phase::Vacant | Phase::Closing => {}
+                    _ => self.core.abort_with(slot, CloseReason::Shutdown),
+                }
+            }
         }
         if self.core.stopping {
             self.turn_all_away();
-        }
-    }
-
-    fn each_live(&mut self, act: impl Fn(&mut Core<H::Conn, H::Message>, u32)) {
-        for slot in 0..self.core.table.used() {
-            if self.core.table.get(slot).phase != Phase::Vacant {
-                act(&mut self.core, slot);
-            }
         }
     }
 

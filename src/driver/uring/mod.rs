@@ -464,7 +464,7 @@ impl Driver for UringDriver {
     }
 
     fn has_events(&self) -> bool {
-        self.taken < self.entries.len() || !self.ready.is_empty()
+        self.taken < self.entries.len() || !self.ready.is_empty() || self.submission.has_spill()
     }
 
     fn in_flight(&self) -> usize {

@@ -25,6 +25,9 @@ struct Scratch {
     addresses: Vec<RawAddress>,
 }
 
+/// How often a full queue is given to the kernel in a row until that counts as a failure.
+const FLUSH_ATTEMPTS: usize = 1000;
+
 /// Messages with several vectors that one submission may hold before it is flushed early.
 const SCRATCH_MESSAGES: usize = 256;
 
@@ -49,6 +52,9 @@ pub(super) struct Submission {
     pub(super) ring: IoUring,
     scratch: Scratch,
     enter_flags: u32,
+    /// Completions that had to be taken early, because the kernel submits nothing while it has no room
+    /// for them; they come before those in the queue.
+    spill: Vec<io_uring::cqueue::Entry>,
     /// An error of an early flush, for the next wait to report.
     failed: Option<io::Error>,
 }
@@ -59,60 +65,63 @@ impl Submission {
         if no_iowait {
             flags |= EnterFlags::NO_IOWAIT;
         }
-        Self { ring, scratch: Scratch::new(), enter_flags: flags.bits(), failed: None }
+        Self { ring, scratch: Scratch::new(), enter_flags: flags.bits(), spill: Vec::new(), failed: None }
     }
 
     /// Queues an entry, giving the queue to the kernel first when it is full.
     pub(super) fn push(&mut self, entry: &squeue::Entry, counters: &Counters) {
-        loop {
+        counters.sqes.add(1);
+        for _ in 0..FLUSH_ATTEMPTS {
             // SAFETY: what the entry points to is either in the scratch, which is reused only after
             // the kernel consumed the entry (invariant 6), or belongs to the operation until its
             // completion (invariants 2 and 3).
             let pushed = unsafe { self.ring.submission().push(entry) };
             if pushed.is_ok() || self.failed.is_some() {
-                counters.sqes.add(1);
                 return;
             }
             counters.sq_full.add(1);
             self.flush(counters);
         }
+        // The kernel takes nothing: the next wait reports it and the worker ends.
+        self.failed = Some(io::Error::from_raw_os_error(libc::EBUSY));
     }
 
-    /// Gives what is queued to the kernel without waiting and without working off completions.
+    /// Gives what is queued to the kernel without waiting and, unless it insists, without working
+    /// off completions.
     fn flush(&mut self, counters: &Counters) {
-        counters.enters.add(1);
-        let queued = self.ring.submission().len() as u32;
-        // SAFETY: no argument; the queue's entries are sound (see `push`).
-        let entered =
-            unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, 0, None) };
-        match entered {
-            Ok(_) => {}
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                // The kernel wants its completions taken first, or is short of memory for a moment:
-                // the completion queue has room for what it holds back, so let it work them off.
-                Some(libc::EBUSY | libc::EAGAIN) => {
-                    // SAFETY: as above.
-                    let flushed = unsafe {
-                        let flags = EnterFlags::GETEVENTS.bits();
-                        self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None)
-                    };
-                    if let Err(error) = flushed
-                        && !matches!(error.raw_os_error(), Some(libc::EINTR))
-                    {
-                        self.failed = Some(error);
-                    }
+        let mut flags = EnterFlags::empty();
+        loop {
+            counters.enters.add(1);
+            let queued = self.ring.submission().len() as u32;
+            // SAFETY: no argument; the queue's entries are sound (see `push`).
+            let entered = unsafe {
+                self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags.bits(), None)
+            };
+            match entered.map_err(|error| (error.raw_os_error(), error)) {
+                Ok(_) | Err((Some(libc::EINTR), _)) => break,
+                // No room for completions, or no memory for a moment: make room and ask once more.
+                Err((Some(libc::EBUSY | libc::EAGAIN), _)) if flags.is_empty() => {
+                    self.spill.extend(self.ring.completion());
+                    flags = EnterFlags::GETEVENTS;
                 }
-                _ => self.failed = Some(error),
-            },
+                Err((Some(libc::EBUSY | libc::EAGAIN), _)) => break,
+                Err((_, error)) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
         }
         if self.ring.submission().is_empty() {
             self.scratch.clear();
         }
     }
 
-    /// Submits everything and waits for one completion, at most `timeout`. Returns when the wait
-    /// began, for the account of busy and parked time.
+    /// Whether completions were taken early.
+    pub(super) fn has_spill(&self) -> bool {
+        !self.spill.is_empty()
+    }
+
+    /// Submits everything and waits for one completion, at most `timeout`.
     pub(super) fn enter(&mut self, timeout: Option<Duration>, counters: &Counters) -> io::Result<()> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -147,10 +156,14 @@ impl Submission {
         }
     }
 
-    /// The next completion, if there is one.
+    /// Copies the next completions, `most` at most, unless some were taken early.
     #[inline]
     pub(super) fn fill(&mut self, into: &mut Vec<io_uring::cqueue::Entry>, most: usize) {
         into.clear();
+        if !self.spill.is_empty() {
+            std::mem::swap(into, &mut self.spill);
+            return;
+        }
         into.extend(self.ring.completion().take(most));
     }
 
