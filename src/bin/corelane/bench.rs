@@ -1,0 +1,376 @@
+//! `corelane bench`: the main job, measured here and now.
+//!
+//! Server and load generator are two processes, each on a core of its own where there are two, and
+//! each scenario gets a fresh server. Both children stop when their standard input ends, so that
+//! none outlives this process, however it ends.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use corelane::Signals;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::load::json::{Environment, Report, Tool};
+use crate::load::write_json;
+use crate::{Failure, exit, proc, show};
+
+/// Runs the main job.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    corelane bench\n  \
+    corelane bench --quick --json bench.json\n\n\
+    Starts a server on one core and the load generator on another, and runs: echo, 64 connections, 64 bytes; echo, \
+    1000 connections, 1 KiB; 5000 connections with a heartbeat each second. Takes about 25 seconds, --quick about 8.")]
+pub struct Bench {
+    /// Write the result as JSON (corelane-bench/1); '-' is standard output, the table then goes to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Shorter windows: to see that it works, not to quote
+    #[arg(long)]
+    quick: bool,
+}
+
+/// One measurement.
+struct Scenario {
+    name: &'static str,
+    server: &'static str,
+    load: &'static [&'static str],
+}
+
+const SCENARIOS: [Scenario; 3] = [
+    Scenario { name: "echo, 64 × 64 B", server: "echo", load: &["echo", "-c", "64", "--size", "64"] },
+    Scenario { name: "echo, 1000 × 1 KiB", server: "echo", load: &["echo", "-c", "1000", "--size", "1KiB"] },
+    Scenario {
+        name: "heartbeat, 5000 × 1/s",
+        server: "heartbeat",
+        load: &["heartbeat", "-c", "5000", "--interval", "1s"],
+    },
+];
+
+/// Connections from which on the growth of memory per connection means something.
+const MANY: u64 = 1000;
+
+/// Time that a child gets to start or to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The document.
+#[derive(Debug, Serialize)]
+struct Document {
+    schema: &'static str,
+    tool: Tool,
+    environment: Environment,
+    quick: bool,
+    server_cpu: usize,
+    load_cpu: usize,
+    shared_core: bool,
+    scenarios: Vec<Measured>,
+}
+
+/// The figures of one scenario, and where they come from.
+#[derive(Debug, Serialize)]
+struct Measured {
+    name: String,
+    messages_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    server_cpu_us_per_message: Option<f64>,
+    server_rss_bytes_per_connection: Option<f64>,
+    server_enters_per_message: Option<f64>,
+    errors: u64,
+    valid: bool,
+    load: Report,
+    server: Value,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// [`Failure`] when a child could not do its part.
+pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
+    thread::spawn(move || {
+        if let Ok(Some(_)) = signals.wait(None) {
+            // Both children notice that their standard input ends.
+            eprintln!("interrupted");
+            std::process::exit(exit::INTERRUPTED.into());
+        }
+    });
+    let cpus = proc::allowed_cpus();
+    let server_cpu = cpus.first().copied().unwrap_or(0);
+    let load_cpu = cpus.get(1).copied().unwrap_or(server_cpu);
+    let mut document = Document {
+        schema: "corelane-bench/1",
+        tool: Tool::this(),
+        environment: Environment::collect(None),
+        quick: args.quick,
+        server_cpu,
+        load_cpu,
+        shared_core: server_cpu == load_cpu,
+        scenarios: Vec::new(),
+    };
+    for scenario in &SCENARIOS {
+        eprintln!("running: {}", scenario.name);
+        let measured = measure(scenario, server_cpu, load_cpu, args.quick)
+            .map_err(|error| Failure::run(format!("{}: {error}", scenario.name)))?;
+        document.scenarios.push(measured);
+    }
+    if let Some(environment) = document.scenarios.first().and_then(|first| first.server.get("environment")) {
+        // The server's view knows the kernel features that were measured.
+        if let Ok(environment) = serde_json::from_value(environment.clone()) {
+            document.environment = environment;
+            document.environment.cpus_allowed = cpus;
+        }
+    }
+    let table = table(&document);
+    if args.json.as_deref().is_some_and(|path| path.as_os_str() == "-") {
+        eprint!("{table}");
+    } else {
+        print!("{table}");
+    }
+    if let Some(path) = &args.json {
+        write_json(path, &document)?;
+    }
+    let valid = document.scenarios.iter().all(|measured| measured.valid);
+    Ok(ExitCode::from(if valid { exit::OK } else { exit::SATURATED }))
+}
+
+/// A child of ours: what it prints arrives as lines; it is ended when this is dropped.
+struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Process {
+    fn start(args: &[String]) -> Result<Self, String> {
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let mut child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start another process: {error}"))?;
+        let (sender, lines) = channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        let errors = child.stderr.take().map(|mut stderr| {
+            thread::spawn(move || {
+                let mut text = String::new();
+                let _ = stderr.read_to_string(&mut text);
+                text
+            })
+        });
+        Ok(Self { stdin: child.stdin.take(), child, lines, errors })
+    }
+
+    /// The next line, or what the child said on standard error if there is none.
+    fn line(&mut self, limit: Duration) -> Result<String, String> {
+        self.lines.recv_timeout(limit).map_err(|error| self.complaint(error))
+    }
+
+    /// Everything that the child still prints until it ends by itself.
+    fn rest(&mut self, limit: Duration) -> Result<String, String> {
+        let deadline = Instant::now() + limit;
+        let mut text = String::new();
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    text.push_str(&line);
+                    text.push('\n');
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(text),
+                Err(error) => return Err(self.complaint(error)),
+            }
+        }
+    }
+
+    fn complaint(&mut self, error: RecvTimeoutError) -> String {
+        let what = match error {
+            RecvTimeoutError::Timeout => "a child process took too long",
+            RecvTimeoutError::Disconnected => "a child process ended early",
+        };
+        // Ended first, so that its standard error ends too.
+        let _ = self.child.kill();
+        let said = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        format!("{what}: {}", said.trim())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Has no effect on a child that has ended; after it, waiting cannot last.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn strings(args: &[&str]) -> Vec<String> {
+    args.iter().map(|&arg| arg.to_owned()).collect()
+}
+
+fn measure(scenario: &Scenario, server_cpu: usize, load_cpu: usize, quick: bool) -> Result<Measured, String> {
+    let mut args = strings(&["serve", scenario.server, "--listen", "127.0.0.1:0", "--report-json", "-"]);
+    args.extend(strings(&["--until-stdin-ends", "--shutdown-timeout", "3s", "--cpus"]));
+    args.push(server_cpu.to_string());
+    let mut server = Process::start(&args)?;
+    let line = server.line(PATIENCE)?;
+    let address = line
+        .strip_prefix("listening on ")
+        .ok_or_else(|| format!("the server printed '{line}' instead of its address"))?;
+
+    let (window, warmup) = if quick { ("2s", "300ms") } else { ("6s", "1s") };
+    let mut args = strings(&["load"]);
+    args.extend(strings(scenario.load));
+    args.extend(strings(&["--target", address, "-d", window, "--warmup", warmup, "--json", "-", "--quiet"]));
+    args.extend(strings(&["--until-stdin-ends", "--cpus", &load_cpu.to_string()]));
+    args.extend(strings(&["--server-pid", &server.child.id().to_string()]));
+    let mut load = Process::start(&args)?;
+    let text = load.rest(Duration::from_secs(60))?;
+    let report: Report =
+        serde_json::from_str(&text).map_err(|_| load.complaint(RecvTimeoutError::Disconnected))?;
+    drop(load);
+
+    server.stdin = None;
+    let text = server.rest(PATIENCE)?;
+    let counters: Value =
+        serde_json::from_str(&text).map_err(|_| server.complaint(RecvTimeoutError::Disconnected))?;
+    Ok(figures(scenario.name, report, counters))
+}
+
+fn figures(name: &str, load: Report, server: Value) -> Measured {
+    let counter = |name: &str| server["counters"][name].as_f64();
+    let enters = counter("enters").zip(counter("messages")).filter(|&(_, messages)| messages > 0.0);
+    Measured {
+        name: name.to_owned(),
+        messages_per_s: load.window.messages_per_s,
+        p50_us: load.window.response_us.p50_us,
+        p99_us: load.window.response_us.p99_us,
+        p999_us: load.window.response_us.p999_us,
+        server_cpu_us_per_message: load.server.as_ref().and_then(|server| server.cpu_us_per_message),
+        server_rss_bytes_per_connection: load
+            .server
+            .as_ref()
+            .and_then(|server| server.rss_bytes_per_connection)
+            // Memory grows by pages: over a few connections that says nothing about one.
+            .filter(|_| load.ramp.connected >= MANY),
+        server_enters_per_message: enters.map(|(enters, messages)| enters / messages),
+        errors: load.errors.server_total,
+        valid: load.verdict.valid,
+        load,
+        server,
+    }
+}
+
+fn table(document: &Document) -> String {
+    let Document { environment, .. } = document;
+    let mut out = format!(
+        "corelane {} bench: server and load generator on this machine, over loopback\n",
+        document.tool.version
+    );
+    out.push_str(&format!(
+        "kernel {}, {}\n",
+        environment.kernel.as_deref().unwrap_or("unknown"),
+        environment.cpu_model.as_deref().unwrap_or("unknown processor"),
+    ));
+    out.push_str(&if document.shared_core {
+        format!("server and load SHARED core {}: neither shows what it can do alone\n", document.server_cpu)
+    } else {
+        format!("server on core {}, load on core {}\n", document.server_cpu, document.load_cpu)
+    });
+    let (on, off): (Vec<_>, Vec<_>) = environment.features.iter().partition(|feature| feature.on);
+    let names = |list: &[&crate::load::json::Feature]| {
+        list.iter().map(|feature| feature.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    out.push_str(&format!(
+        "{}: {}\n",
+        environment.backend.as_deref().unwrap_or("backend unknown"),
+        names(&on)
+    ));
+    if !off.is_empty() {
+        out.push_str(&format!("without: {}\n", names(&off)));
+    }
+    out.push_str(&format!(
+        "\n{:<23}{:>11}{:>10}{:>10}{:>10}{:>12}{:>13}{:>12}{:>8}\n",
+        "", "messages/s", "p50", "p99", "p99.9", "server CPU", "memory/conn", "enters/msg", "errors"
+    ));
+    let micros = |value: f64| show::nanos((value * 1e3).round() as u64);
+    for measured in &document.scenarios {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        out.push_str(&format!(
+            "{:<23}{:>11}{:>10}{:>10}{:>10}{:>12}{:>13}{:>12}{:>8}{}\n",
+            measured.name,
+            show::rate(measured.messages_per_s),
+            micros(measured.p50_us),
+            micros(measured.p99_us),
+            micros(measured.p999_us),
+            or_dash(measured.server_cpu_us_per_message.map(|value| format!("{value:.2} µs"))),
+            or_dash(measured.server_rss_bytes_per_connection.map(|value| format!("{value:.0} B"))),
+            or_dash(measured.server_enters_per_message.map(|value| format!("{value:.3}"))),
+            show::count(measured.errors),
+            if measured.valid { "" } else { "  INVALID" },
+        ));
+    }
+    let fixed = environment.features.iter().any(|feature| feature.on && feature.name == "FIXED_BUFFERS");
+    out.push_str(&format!(
+        "\nserver CPU: user and kernel time per message; memory/conn: growth of the server's resident memory per\n\
+         connection, its fixed buffers {}; enters/msg: system calls of the server per message received\n",
+        if fixed { "not included" } else { "included" }
+    ));
+    let notes = document.scenarios.iter().flat_map(|measured| {
+        let verdict = &measured.load.verdict;
+        verdict.reasons.iter().chain(&verdict.notes).map(|note| format!("{}: {note}\n", measured.name))
+    });
+    out.extend(notes);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::json::sample;
+
+    fn document(shared_core: bool) -> Document {
+        let counters = serde_json::json!({ "counters": { "enters": 50, "messages": 1000 } });
+        Document {
+            schema: "corelane-bench/1",
+            tool: Tool::this(),
+            environment: Environment::collect(None),
+            quick: true,
+            server_cpu: 0,
+            load_cpu: usize::from(!shared_core),
+            shared_core,
+            scenarios: vec![figures("echo, 64 × 64 B", sample::report(), counters)],
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_figure() {
+        let text = table(&document(false));
+        assert!(text.contains("server on core 0, load on core 1"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("echo, 64")).expect("a row");
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(&cells[5..], ["1,000", "500", "µs", "990", "µs", "999", "µs", "-", "-", "0.050", "0"]);
+    }
+
+    #[test]
+    fn a_shared_core_is_said_loudly() {
+        assert!(table(&document(true)).contains("SHARED core 0"));
+    }
+}
