@@ -6,9 +6,7 @@
 //!
 //! `cargo run --release --example proxy -- LISTEN TARGET`
 
-use corelane::{
-    Accepted, Buf, Closed, Conn, ConnId, ConnectConfig, Cx, Handler, Runtime, Signals,
-};
+use corelane::{Accepted, Buf, Closed, Conn, ConnId, ConnectConfig, Cx, Handler, Runtime, Signals};
 use std::{error::Error, net::SocketAddr, time::Duration};
 
 struct Proxy {

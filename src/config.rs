@@ -115,12 +115,7 @@ pub struct ConnectConfig {
 impl ConnectConfig {
     /// A connection to `target` with the defaults.
     pub fn new(target: SocketAddr) -> Self {
-        Self {
-            target,
-            source: None,
-            timeout: Duration::from_secs(10),
-            options: SocketOptions::default(),
-        }
+        Self { target, source: None, timeout: Duration::from_secs(10), options: SocketOptions::default() }
     }
 }
 
@@ -160,8 +155,9 @@ pub struct WorkerConfig {
     /// Unsent bytes at which [`Conn::send`](crate::Conn::send) refuses more. At least
     /// [`high_water`](Self::high_water); 4 MiB by default.
     pub send_limit: u32,
-    /// Whether a congested connection's receiving pauses by itself, so that a peer that does not
-    /// read cannot make the server hold what it sends. On by default.
+    /// Whether a congested accepted connection's receiving pauses by itself, so that a peer that
+    /// does not read cannot make the server hold what it sends. On by default;
+    /// [`Conn::set_auto_pause`](crate::Conn::set_auto_pause) sets it for one connection.
     pub auto_pause: bool,
     /// A connection that receives nothing for this long (and, while congested, takes nothing of what
     /// waits for it) is closed; `None` (the default) never. Time while the handler has paused it, or
@@ -267,11 +263,7 @@ impl WorkerConfig {
             if (low..=high).contains(&value) {
                 return Ok(());
             }
-            Err(ConfigError::Range {
-                what,
-                value: value.to_string(),
-                allowed: format!("{low} to {high}"),
-            })
+            Err(ConfigError::Range { what, value: value.to_string(), allowed: format!("{low} to {high}") })
         };
         within("max_connections", self.max_connections, 1, 1_000_000)?;
         within("high_water", self.high_water, 1, 1 << 30)?;
@@ -282,8 +274,7 @@ impl WorkerConfig {
         within("mailbox", self.mailbox, 1, 1 << 24)?;
         within("turn_budget", self.turn_budget, 1, 1 << 20)?;
         within("accept_budget", self.accept_budget, 1, 1 << 20)?;
-        let timeouts =
-            [("idle_timeout", self.idle_timeout), ("close_timeout", Some(self.close_timeout))];
+        let timeouts = [("idle_timeout", self.idle_timeout), ("close_timeout", Some(self.close_timeout))];
         for (what, timeout) in timeouts {
             let Some(timeout) = timeout else { continue };
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {

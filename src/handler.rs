@@ -213,9 +213,9 @@ impl CloseReason {
     /// The reason that an error on an established connection amounts to.
     pub(crate) fn from_error(error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe => Self::Reset,
+            io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::BrokenPipe => {
+                Self::Reset
+            }
             _ => Self::Failed(error.raw_os_error().unwrap_or(0)),
         }
     }
@@ -460,6 +460,13 @@ impl<H: Handler> Conn<'_, H> {
     /// Ends a [`pause`](Self::pause).
     pub fn resume(&mut self) {
         self.core.set_paused(self.slot, false);
+    }
+
+    /// Whether receiving pauses by itself while the connection is congested. On for accepted
+    /// connections (unless [`auto_pause`](crate::WorkerConfig::auto_pause) is off), off for outgoing
+    /// ones: two ends that both stop reading until the other reads wait for ever.
+    pub fn set_auto_pause(&mut self, on: bool) {
+        self.core.set_auto_pause(self.slot, on);
     }
 
     /// Half-close: tells the peer, after what is queued, that nothing more will be sent. Receiving

@@ -61,8 +61,7 @@ mod worker;
 
 pub use buffer::{Buf, BufMut, BufferConfig, BufferError, Detached, Payload};
 pub use config::{
-    ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions,
-    WorkerConfig,
+    ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions, WorkerConfig,
 };
 #[cfg(target_os = "linux")]
 pub use driver::sys::Signals;

@@ -116,7 +116,8 @@ impl Builder {
                 let needed = total.div_ceil(planned.max(1)) as usize;
                 workers = workers.max(needed);
                 if workers > MAX_WORKERS {
-                    let allowed = format!("at most {} with RLIMIT_NOFILE = {nofile}", planned * MAX_WORKERS as u64);
+                    let allowed =
+                        format!("at most {} with RLIMIT_NOFILE = {nofile}", planned * MAX_WORKERS as u64);
                     return Err(out_of_range("max_connections", total.to_string(), allowed));
                 }
             }
@@ -143,8 +144,7 @@ impl Builder {
         let (workers, config) = self.plan(sys::nofile_limit())?;
         let mut warnings = Vec::new();
         let mut info = Vec::new();
-        let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> =
-            (0..workers).map(|_| Vec::new()).collect();
+        let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> = (0..workers).map(|_| Vec::new()).collect();
         for wanted in &self.listeners {
             let (sockets, bound) = bind(wanted, workers)?;
             if bound.backlog < bound.backlog_asked {

@@ -20,7 +20,7 @@ use crate::handler::{Accepted, Cx, Handler};
 use crate::time::Time;
 
 use super::Worker;
-use super::table::Phase;
+use super::table::{Flags, Phase};
 
 /// Single accepts armed at a time per listener.
 const ONCE_ARMED: u32 = 8;
@@ -152,11 +152,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 self.admit_at = Some(self.core.now + RECHECK);
                 return;
             };
-            let accepted = Accepted {
-                id: self.core.id(slot),
-                listener: waiting.acceptor,
-                peer: waiting.peer,
-            };
+            let accepted =
+                Accepted { id: self.core.id(slot), listener: waiting.acceptor, peer: waiting.peer };
             let state = self.handler.on_accept(&mut Cx { core: &mut self.core }, accepted);
             let Some(state) = state else {
                 self.core.counters.refused.add(1);
@@ -167,6 +164,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let entry = self.core.table.get_mut(slot);
             entry.state = Some(state);
             entry.phase = Phase::Open;
+            entry.flags.set(Flags::AUTO_PAUSE, self.core.config.auto_pause);
             self.driver.adopt(self.core.table.key(slot), waiting.socket);
             self.core.retime(slot);
             self.core.mark_dirty(slot);
@@ -191,6 +189,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let total = self.core.permits.free().saturating_sub(promised.into());
             let acceptor = &mut self.acceptors[index];
             if self.core.stopping {
+                // Nothing is tried again; a time that stays would be due in every turn.
+                acceptor.retry_at = None;
                 if acceptor.is_idle() && !acceptor.removed {
                     acceptor.removed = true;
                     self.driver.remove_listener(acceptor.id);

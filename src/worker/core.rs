@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use crate::buffer::{BufMut, Detached, Memory, Payload};
 use crate::config::{ConnectConfig, MAX_TIMEOUT, WorkerConfig};
-use crate::handler::{
-    CloseReason, ConnId, ConnectError, ConnectErrorKind, SendError, SendErrorKind,
-};
+use crate::handler::{CloseReason, ConnId, ConnectError, ConnectErrorKind, SendError, SendErrorKind};
 use crate::metrics::Counters;
 use crate::time::Time;
 
@@ -183,7 +181,7 @@ impl<S, M> Core<S, M> {
     #[inline]
     pub(crate) fn may_deliver(&self, slot: u32) -> bool {
         let flags = self.table.get(slot).flags;
-        !(flags.has(Flags::PAUSED) || self.config.auto_pause && flags.has(Flags::CONGESTED))
+        !(flags.has(Flags::PAUSED) || flags.has(Flags::AUTO_PAUSE) && flags.has(Flags::CONGESTED))
     }
 
     pub(crate) fn set_paused(&mut self, slot: u32, paused: bool) {
@@ -198,14 +196,30 @@ impl<S, M> Core<S, M> {
         self.mark_dirty(slot);
     }
 
+    pub(crate) fn set_auto_pause(&mut self, slot: u32, on: bool) {
+        self.table.get_mut(slot).flags.set(Flags::AUTO_PAUSE, on);
+        self.mark_ready(slot);
+        self.mark_dirty(slot);
+    }
+
+    /// Puts a connection at the end of those who wait for a buffer to receive into.
+    pub(crate) fn starve(&mut self, slot: u32) {
+        let entry = self.table.get_mut(slot);
+        entry.flags.remove(Flags::FED);
+        if !entry.flags.has(Flags::STARVED) {
+            entry.flags.insert(Flags::STARVED);
+            self.starved.push_back(slot);
+        }
+    }
+
     /// Notes that held data may be deliverable again.
     pub(crate) fn mark_ready(&mut self, slot: u32) {
         if !self.may_deliver(slot) {
             return;
         }
         let entry = self.table.get_mut(slot);
-        let waiting = !entry.held.is_empty()
-            || (entry.flags.has(Flags::RX_EOF) && !entry.flags.has(Flags::EOF_TOLD));
+        let waiting =
+            !entry.held.is_empty() || (entry.flags.has(Flags::RX_EOF) && !entry.flags.has(Flags::EOF_TOLD));
         if waiting && !entry.flags.has(Flags::READY) {
             entry.flags.insert(Flags::READY);
             self.ready.push_back(slot);
@@ -224,6 +238,8 @@ impl<S, M> Core<S, M> {
     pub(crate) fn close(&mut self, slot: u32, reason: CloseReason) {
         let entry = self.table.get_mut(slot);
         match entry.phase {
+            // Aborted in the same callback: that stands.
+            Phase::Open if entry.flags.has(Flags::ABORT) => {}
             Phase::Open => {
                 if entry.flags.has(Flags::TX_FAILED) {
                     entry.flags.insert(Flags::ABORT);
@@ -315,11 +331,7 @@ impl<S, M> Core<S, M> {
         self.counters.connections.set(self.table.live().into());
     }
 
-    pub(crate) fn connect(
-        &mut self,
-        config: ConnectConfig,
-        state: S,
-    ) -> Result<ConnId, ConnectError<S>> {
+    pub(crate) fn connect(&mut self, config: ConnectConfig, state: S) -> Result<ConnId, ConnectError<S>> {
         let refuse = |state, kind| Err(ConnectError { state, kind });
         if self.stopping {
             return refuse(state, ConnectErrorKind::Stopping);

@@ -60,7 +60,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.core.mark_dirty(slot);
         }
         let entry = self.core.table.get_mut(slot);
-        if entry.phase != Phase::Open {
+        if !entry.is_heard() {
             // Closing gracefully: nobody wants it, but reading it lets the peer finish.
             return;
         }
@@ -80,10 +80,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             RecvEnd::Stopped => self.core.mark_dirty(slot),
             RecvEnd::NoBuffer => {
                 self.core.counters.starved.add(1);
-                if !entry.flags.has(Flags::STARVED) {
-                    entry.flags.insert(Flags::STARVED);
-                    self.core.starved.push_back(slot);
-                }
+                self.core.starve(slot);
                 self.core.mark_dirty(slot);
             }
             RecvEnd::Eof => {
@@ -108,7 +105,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     fn tell_eof(&mut self, slot: u32) {
         let deliver = self.core.may_deliver(slot);
         let entry = self.core.table.get_mut(slot);
-        if entry.phase != Phase::Open
+        if !entry.is_heard()
             || !entry.flags.has(Flags::RX_EOF)
             || entry.flags.has(Flags::EOF_TOLD)
             || !entry.held.is_empty()
@@ -142,7 +139,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             entry.flags.remove(Flags::READY);
             while budget > 0 && self.core.may_deliver(slot) {
                 let entry = self.core.table.get_mut(slot);
-                if entry.phase != Phase::Open {
+                if !entry.is_heard() {
                     break;
                 }
                 let Some(payload) = self.core.memory.chunks.pop(&mut entry.held) else { break };
@@ -210,7 +207,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             entry.flags.remove(Flags::CONGESTED);
             core.mark_dirty(slot);
             core.mark_ready(slot);
-            if core.table.get(slot).phase == Phase::Open {
+            if core.table.get(slot).is_heard() {
                 let (handler, mut conn) = self.conn(slot);
                 handler.on_writable(&mut conn);
             }
@@ -221,9 +218,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// closed when receiving has come to its end, if it is going on.
     fn on_send_failed(&mut self, slot: u32, error: &io::Error) {
         let entry = self.core.table.get_mut(slot);
-        let reason = match entry.phase {
-            Phase::Open => CloseReason::from_error(error),
-            _ => entry.reason,
+        let reason = match (entry.phase, entry.reason) {
+            (Phase::Open, _) => CloseReason::from_error(error),
+            // The peer had not just finished: it is gone, and with it what was still to be sent.
+            (_, CloseReason::Eof) => CloseReason::from_error(error),
+            (_, reason) => reason,
         };
         let receiving = entry.phase == Phase::Open
             && entry.flags.has(Flags::ARMED)
@@ -306,9 +305,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.begin_close(slot, CloseHow::Reset, CloseReason::Deadline);
             return;
         }
-        if entry.phase == Phase::Open
-            && entry.idle > 0
-            && reached(entry.last_active + u64::from(entry.idle))
+        if entry.phase == Phase::Open && entry.idle > 0 && reached(entry.last_active + u64::from(entry.idle))
         {
             if !entry.flags.has(Flags::PAUSED.and(Flags::STARVED)) {
                 self.core.counters.timers.add(1);
@@ -321,7 +318,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if reached(entry.timer) {
             entry.timer = 0;
             self.core.counters.timers.add(1);
-            if entry.phase == Phase::Open {
+            if entry.is_heard() {
                 let (handler, mut conn) = self.conn(slot);
                 handler.on_timer(&mut conn);
             }

@@ -311,14 +311,4 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             messages_undelivered,
         }
     }
-
-    /// The driver, for a harness that runs several workers in one thread.
-    pub(crate) fn driver(&self) -> &D {
-        &self.driver
-    }
-
-    /// What a leak check looks at: payload nodes in use.
-    pub(crate) fn payloads_queued(&self) -> usize {
-        self.core.memory.chunks.used()
-    }
 }

@@ -21,9 +21,8 @@ impl Permits {
 
     /// Takes one if there is one.
     pub(crate) fn try_take(&self) -> bool {
-        let taken = self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| {
-            (free > 0).then(|| free - 1)
-        });
+        let taken =
+            self.free.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |free| (free > 0).then(|| free - 1));
         taken.is_ok()
     }
 

@@ -20,6 +20,10 @@ pub(crate) const SEND_BATCH: usize = 64;
 /// keep from others are copied out.
 const RECLAIM_AFTER: std::time::Duration = std::time::Duration::from_millis(5);
 
+/// How long until that is tried again when there was nothing to take: every lease is with the handler,
+/// which is not to be asked hundreds of times a second.
+const RECLAIM_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// Connections that a broadcast reaches in one turn.
 const BROADCAST_BATCH: u32 = 512;
 
@@ -133,7 +137,16 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         };
         let wanted = wanted && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED));
         let armed = entry.flags.has(Flags::ARMED);
+        if !wanted {
+            entry.flags.remove(Flags::FED);
+        }
         if wanted && !armed {
+            if !core.starved.is_empty() && !entry.flags.has(Flags::FED) {
+                // Others wait for buffers already: whoever resumes meanwhile would take them away.
+                core.starve(slot);
+                return;
+            }
+            entry.flags.remove(Flags::FED);
             if entry.flags.has(Flags::WAS_ARMED) {
                 core.counters.rearms.add(1);
             }
@@ -203,8 +216,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if free == 0 {
             let at = *self.reclaim_at.get_or_insert(self.core.now + RECLAIM_AFTER);
             if at <= self.core.now {
-                self.reclaim();
-                self.reclaim_at = Some(self.core.now + RECLAIM_AFTER);
+                let after = if self.reclaim() { RECLAIM_AFTER } else { RECLAIM_AGAIN };
+                self.reclaim_at = Some(self.core.now + after);
             }
             return;
         }
@@ -220,6 +233,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 continue;
             }
             entry.flags.remove(Flags::STARVED);
+            entry.flags.insert(Flags::FED);
             self.core.mark_dirty(slot);
             free -= 1;
         }
@@ -232,20 +246,24 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
     /// Takes buffers back from connections whose peers do not read, or whose handler has paused
     /// them, by copying what they hold. Without this a few slow readers could keep every buffer
-    /// from everybody else.
-    fn reclaim(&mut self) {
+    /// from everybody else. False when there was nothing to take.
+    fn reclaim(&mut self) -> bool {
+        let mut found = false;
         for slot in 0..self.core.table.used() {
             let key = self.core.table.key(slot);
             let entry = self.core.table.get_mut(slot);
             let chunks = &self.core.memory.chunks;
             let copied = chunks.detach(&mut entry.queue) + chunks.detach(&mut entry.held);
             self.core.counters.reclaimed.add(copied.into());
+            found |= copied > 0;
             let sending = entry.flags.has(Flags::SENDING) && !entry.flags.has(Flags::RECLAIM);
             if sending && entry.phase != Phase::Closing {
                 entry.flags.insert(Flags::RECLAIM);
                 self.driver.cancel_send(key);
+                found = true;
             }
         }
+        found
     }
 
     /// Gives every open connection of a broadcast's next portion its bytes.
@@ -279,4 +297,3 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         [wheel, self.core.alarm, accept, self.admit_at, self.reclaim_at, stop].into_iter().flatten().min()
     }
 }
-

@@ -34,7 +34,7 @@ pub(crate) enum Phase {
 
 /// What is true of a connection besides its phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Flags(u16);
+pub(crate) struct Flags(u32);
 
 impl Flags {
     /// In the dirty list: something is to be brought in line with the driver.
@@ -69,6 +69,10 @@ impl Flags {
     pub(crate) const RECLAIM: Flags = Flags(1 << 14);
     /// A receive was armed before (so that the next is a re-arm).
     pub(crate) const WAS_ARMED: Flags = Flags(1 << 15);
+    /// Its turn in the starved list has come.
+    pub(crate) const FED: Flags = Flags(1 << 16);
+    /// Receiving pauses by itself while the connection is congested.
+    pub(crate) const AUTO_PAUSE: Flags = Flags(1 << 17);
 
     #[inline]
     pub(crate) fn has(self, any: Flags) -> bool {
@@ -123,6 +127,15 @@ pub(crate) struct Slot<S> {
     pub(crate) timer: u64,
     pub(crate) limit: u64,
     pub(crate) state: Option<S>,
+}
+
+impl<S> Slot<S> {
+    /// Whether the handler is told of what happens on the connection: no longer when it has closed or
+    /// aborted it.
+    #[inline]
+    pub(crate) fn is_heard(&self) -> bool {
+        self.phase == Phase::Open && !self.flags.has(Flags::ABORT)
+    }
 }
 
 const NONE: u32 = u32::MAX;

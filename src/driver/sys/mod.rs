@@ -13,8 +13,7 @@ pub(crate) use address::RawAddress;
 pub(crate) use limits::{kernel_version, memlock_limit, nofile_limit, sysctl};
 pub use signal::Signals;
 pub(crate) use socket::{
-    accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener,
-    peer_address, shutdown_write,
+    accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener, peer_address, shutdown_write,
 };
 pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
 

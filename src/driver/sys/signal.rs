@@ -32,8 +32,7 @@ impl Signals {
     pub fn block() -> io::Result<Self> {
         let set = stop_signals();
         // SAFETY: `set` outlives the call; the old mask is not asked for (invariant 5).
-        let result =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        let result = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if result != 0 {
             return Err(io::Error::from_raw_os_error(result));
         }
@@ -57,8 +56,7 @@ impl Signals {
             let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             // SAFETY: set and time outlive the call; the signal's details are not asked for
             // (invariant 5).
-            let result =
-                check(unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), spec) });
+            let result = check(unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), spec) });
             match result {
                 Ok(signal) => return Ok(Some(signal)),
                 Err(error) => match error.raw_os_error() {

@@ -10,11 +10,11 @@ use io_uring::cqueue;
 
 use crate::driver::{AcceptMode, Event, Key, ListenerId, RecvEnd, Socket, sys};
 
+use super::UringDriver;
 use super::listeners::once_of;
 use super::slots::Ops;
 use super::submit::SocketRef;
 use super::user_data::{Kind, decode, encode};
-use super::UringDriver;
 
 /// Completions copied out of the queue at a time.
 const BATCH: usize = 256;
@@ -240,7 +240,14 @@ impl UringDriver {
         if op == Ops::CLOSE {
             slot.socket = -1;
         }
-        if slot.closing { self.closed_if_done(key) } else { None }
+        if !slot.closing {
+            return None;
+        }
+        if op == Ops::SHUTDOWN {
+            // The close waited for it.
+            self.close_socket(key);
+        }
+        self.closed_if_done(key)
     }
 
     /// Some kernels do not find a multishot receive by its user data (6.11, liburing issue 1375);

@@ -316,8 +316,7 @@ impl Driver for UringDriver {
     }
 
     fn discard(&mut self, socket: Socket) {
-        let reference =
-            if self.direct { SocketRef::Fixed(socket.0 as u32) } else { SocketRef::Fd(socket.0) };
+        let reference = if self.direct { SocketRef::Fixed(socket.0 as u32) } else { SocketRef::Fd(socket.0) };
         let ignore = encode(Kind::Ignore, Key { slot: 0, generation: 0 });
         self.submission.close(reference, ignore, &self.counters);
     }
@@ -355,9 +354,7 @@ impl Driver for UringDriver {
         slot.ops.insert(Ops::RECV);
         slot.ops.remove(Ops::RECV_CANCELLED);
         let entry = match slot.socket(direct) {
-            SocketRef::Fixed(index) => {
-                opcode::RecvMulti::new(types::Fixed(index), buf_ring::GROUP).build()
-            }
+            SocketRef::Fixed(index) => opcode::RecvMulti::new(types::Fixed(index), buf_ring::GROUP).build(),
             SocketRef::Fd(fd) => opcode::RecvMulti::new(types::Fd(fd), buf_ring::GROUP).build(),
         };
         self.in_flight += 1;
@@ -442,7 +439,11 @@ impl Driver for UringDriver {
                 self.cancel(kind, key, Kind::Cancel);
             }
         }
-        self.close_socket(key);
+        // A shutdown runs on a thread of the kernel's, which looks its socket up only there: were the
+        // table's entry free by then, it could hit the next connection. So it comes to its end first.
+        if !ops.has(Ops::SHUTDOWN) {
+            self.close_socket(key);
+        }
         if let Some(closed) = self.closed_if_done(key) {
             self.ready.push_back(closed);
         }

@@ -223,9 +223,11 @@ pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
         "not offered (needs 6.15): an idle worker shows as iowait in statistics",
     ));
     let mut probe = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe)
-        .map_err(|source| SetupError::Missing { what: "IORING_REGISTER_PROBE", since: "5.6", source })?;
+    ring.submitter().register_probe(&mut probe).map_err(|source| SetupError::Missing {
+        what: "IORING_REGISTER_PROBE",
+        since: "5.6",
+        source,
+    })?;
     // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
     if !probe.is_supported(opcode::SendZc::CODE) {
         return Err(SetupError::Missing {

@@ -94,9 +94,8 @@ impl Submission {
             counters.enters.add(1);
             let queued = self.ring.submission().len() as u32;
             // SAFETY: no argument; the queue's entries are sound (see `push`).
-            let entered = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags.bits(), None)
-            };
+            let entered =
+                unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags.bits(), None) };
             match entered.map_err(|error| (error.raw_os_error(), error)) {
                 Ok(_) | Err((Some(libc::EINTR), _)) => break,
                 // No room for completions, or no memory for a moment: make room and ask once more.
@@ -111,8 +110,23 @@ impl Submission {
                 }
             }
         }
+    }
+
+    /// Makes room in the scratch for another message or address, by giving the queue to the kernel if
+    /// need be. Only here and after a wait is the scratch used afresh: an entry that is still in hand
+    /// points to it, so the flush of a full queue must leave it alone (invariant 6).
+    fn make_room(&mut self, used: usize, counters: &Counters) {
+        if used < SCRATCH_MESSAGES {
+            return;
+        }
+        counters.sq_full.add(1);
+        self.flush(counters);
         if self.ring.submission().is_empty() {
             self.scratch.clear();
+        } else {
+            // The kernel took nothing: keep what is queued where it is and use a fresh scratch; the
+            // old one is leaked, because entries still point to it (this is the way to a fatal error).
+            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new()));
         }
     }
 
@@ -135,8 +149,7 @@ impl Submission {
         };
         counters.enters.add(1);
         // SAFETY: the arguments outlive the call; the queue's entries are sound (see `push`).
-        let entered =
-            unsafe { self.ring.submitter().enter(queued, wanted, self.enter_flags, Some(&args)) };
+        let entered = unsafe { self.ring.submitter().enter(queued, wanted, self.enter_flags, Some(&args)) };
         let submission = self.ring.submission();
         if submission.cq_overflow() {
             counters.cq_overflows.add(1);
@@ -194,23 +207,13 @@ impl Submission {
         fill: impl FnOnce(&mut dyn FnMut(&[u8])),
         counters: &Counters,
     ) {
-        if self.scratch.headers.len() == SCRATCH_MESSAGES {
-            counters.sq_full.add(1);
-            self.flush(counters);
-        }
-        if self.scratch.headers.len() == SCRATCH_MESSAGES {
-            // The kernel took nothing: keep what is queued where it is and use a fresh scratch; the
-            // old one is leaked, because entries still point to it (this is the way to a fatal error).
-            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new()));
-        }
+        self.make_room(self.scratch.headers.len(), counters);
         let vectors = &mut self.scratch.vectors;
         let from = vectors.len();
         fill(&mut |bytes: &[u8]| {
             if vectors.len() - from < MAX_VECTORS {
-                vectors.push(libc::iovec {
-                    iov_base: bytes.as_ptr().cast_mut().cast(),
-                    iov_len: bytes.len(),
-                });
+                vectors
+                    .push(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
             }
         });
         // SAFETY: a `msghdr` is made of integers and pointers, for which zero is a value
@@ -223,9 +226,7 @@ impl Submission {
         let header: *const libc::msghdr = &raw const self.scratch.headers[self.scratch.headers.len() - 1];
         let flags = (libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32;
         let entry = match socket {
-            SocketRef::Fixed(index) => {
-                opcode::SendMsg::new(types::Fixed(index), header).flags(flags).build()
-            }
+            SocketRef::Fixed(index) => opcode::SendMsg::new(types::Fixed(index), header).flags(flags).build(),
             SocketRef::Fd(fd) => opcode::SendMsg::new(types::Fd(fd), header).flags(flags).build(),
         };
         self.push(&entry.user_data(encode(Kind::Send, key)), counters);
@@ -239,23 +240,14 @@ impl Submission {
         address: RawAddress,
         counters: &Counters,
     ) {
-        if self.scratch.addresses.len() == SCRATCH_MESSAGES {
-            counters.sq_full.add(1);
-            self.flush(counters);
-        }
-        if self.scratch.addresses.len() == SCRATCH_MESSAGES {
-            // As in `send_vectored`.
-            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new()));
-        }
+        self.make_room(self.scratch.addresses.len(), counters);
         self.scratch.addresses.push(address);
         let address = &self.scratch.addresses[self.scratch.addresses.len() - 1];
         let entry = match socket {
             SocketRef::Fixed(index) => {
                 opcode::Connect::new(types::Fixed(index), address.as_ptr(), address.len()).build()
             }
-            SocketRef::Fd(fd) => {
-                opcode::Connect::new(types::Fd(fd), address.as_ptr(), address.len()).build()
-            }
+            SocketRef::Fd(fd) => opcode::Connect::new(types::Fd(fd), address.as_ptr(), address.len()).build(),
         };
         self.push(&entry.user_data(user_data), counters);
     }

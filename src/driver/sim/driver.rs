@@ -1,0 +1,466 @@
+//! The simulated kernel as a [`Driver`].
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, RecvEnd, Socket};
+use super::super::{Driver, Waker};
+use super::errno;
+use super::ring::{Cqe, End, Kind, Phase, Ring, Slot, Sqe};
+use super::tcp::{Owner, Sock};
+use super::world::{Shared, World};
+use crate::buffer::{Chain, Memory};
+use crate::config::ConnectConfig;
+use crate::metrics::Counters;
+use crate::time::Time;
+
+/// A listening socket of the simulated kernel, on its way to a driver.
+#[derive(Debug)]
+pub(crate) struct SimListener(pub(crate) u32);
+
+/// Wakes a simulated worker.
+#[derive(Clone, Debug)]
+pub(crate) struct SimWaker(Arc<AtomicBool>);
+
+impl Waker for SimWaker {
+    fn wake(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// One ring of the simulated kernel.
+///
+/// Waiting does not block: [`submit_and_wait`](Driver::submit_and_wait) makes available what is
+/// due and notes how long the thread would have slept. Whoever runs the world turns this driver's
+/// worker again when [`Ring::is_due`] says so.
+pub(crate) struct SimDriver {
+    world: Shared,
+    ring: usize,
+    memory: Memory,
+    knows_peer: bool,
+    now: Time,
+}
+
+/// Stops a test whose worker broke the driver's contract: in the simulation that is the finding.
+macro_rules! contract {
+    ($held:expr, $($text:tt)+) => {
+        assert!($held, "driver contract broken: {}", format_args!($($text)+))
+    };
+}
+
+impl SimDriver {
+    /// A ring in the given world. `knows_peer`: whether multishot accepts tell the peer's address.
+    pub(crate) fn new(
+        world: &Shared,
+        memory: Memory,
+        counters: Arc<Counters>,
+        cq_entries: u32,
+        knows_peer: bool,
+    ) -> Self {
+        let mut this = world.borrow_mut();
+        let ring = this.rings.len();
+        this.rings.push(Ring {
+            memory: memory.clone(),
+            counters,
+            cq_entries: cq_entries as usize,
+            sq: Vec::new(),
+            cq: Default::default(),
+            work: Default::default(),
+            ops: Default::default(),
+            slots: Vec::new(),
+            listeners: Vec::new(),
+            loose: Default::default(),
+            next_socket: 0,
+            wait_until: None,
+            asleep: false,
+            woken: Arc::default(),
+            in_flight: 0,
+        });
+        let now = this.now;
+        drop(this);
+        Self { world: world.clone(), ring, memory, knows_peer, now }
+    }
+
+    /// Its number in the world.
+    pub(crate) fn index(&self) -> usize {
+        self.ring
+    }
+
+    fn with<R>(&self, run: impl FnOnce(&mut World, usize) -> R) -> R {
+        run(&mut self.world.borrow_mut(), self.ring)
+    }
+
+    /// Binds a socket to a vacant slot.
+    fn occupy(world: &mut World, ring: usize, key: Key, sock: Sock) {
+        let slots = &mut world.rings[ring].slots;
+        let index = key.slot as usize;
+        if slots.len() <= index {
+            slots.resize(index + 1, Slot::default());
+        }
+        contract!(slots[index].phase == Phase::Vacant, "{key:?} is not vacant");
+        slots[index] = Slot { generation: key.generation, phase: Phase::Open(sock), ..Slot::default() };
+        world.set_owner(sock, Owner::Ring);
+    }
+
+    /// The open connection that the worker means.
+    fn open(world: &mut World, ring: usize, key: Key) -> (&mut Slot, Sock) {
+        let Some(slot) = world.rings[ring].slot_mut(key) else {
+            panic!("driver contract broken: {key:?} is unknown or of an earlier generation")
+        };
+        let Phase::Open(sock) = slot.phase else {
+            panic!("driver contract broken: {key:?} is {:?}, not open", slot.phase)
+        };
+        (slot, sock)
+    }
+
+    fn world_listener(world: &World, ring: usize, id: ListenerId) -> u32 {
+        match world.rings[ring].listeners.get(usize::from(id.0)) {
+            Some(Some(listener)) => *listener,
+            _ => panic!("driver contract broken: {id:?} is unknown or removed"),
+        }
+    }
+
+    fn loose(world: &mut World, ring: usize, socket: &Socket) -> Sock {
+        match world.rings[ring].loose.remove(&socket.0) {
+            Some(sock) => sock,
+            None => panic!("driver contract broken: {socket:?} was adopted or discarded before"),
+        }
+    }
+
+    /// Turns a completion into what the worker is told; `None` when it is not told.
+    fn event(world: &mut World, ring: usize, knows_peer: bool, cqe: Cqe) -> Option<Event> {
+        let this = &mut world.rings[ring];
+        match cqe {
+            Cqe::Woken => Some(Event::Woken),
+            Cqe::Accepted { id, socket, peer, mode, armed } => {
+                this.in_flight -= usize::from(!armed);
+                let peer = (mode == AcceptMode::Once || knows_peer).then_some(peer);
+                Some(Event::Accepted { listener: id, socket, peer, mode, armed })
+            }
+            Cqe::AcceptFailed { id, mode, error } => {
+                this.in_flight -= 1;
+                let error = io::Error::from_raw_os_error(error);
+                Some(Event::AcceptFailed { listener: id, mode, error })
+            }
+            Cqe::Data { key, buf, armed } => {
+                let event = Event::Received { key, buf, armed };
+                this.settle(key, (!armed).then_some(Which::Recv)).pick(key, event)
+            }
+            Cqe::RecvEnded { key, end } => {
+                let end = match end {
+                    End::Eof => RecvEnd::Eof,
+                    End::NoBuffer => RecvEnd::NoBuffer,
+                    End::Stopped => RecvEnd::Stopped,
+                    End::Error(error) => RecvEnd::Failed(io::Error::from_raw_os_error(error)),
+                };
+                let event = Event::RecvEnded { key, end };
+                this.settle(key, Some(Which::Recv)).pick(key, event)
+            }
+            Cqe::Sent { key, chain, result } => {
+                let fate = this.settle(key, Some(Which::Send));
+                if fate != Fate::Told {
+                    this.memory.chunks.clear(chain);
+                    return fate.pick(key, Event::Woken);
+                }
+                let result = result.map_err(io::Error::from_raw_os_error);
+                Some(Event::Sent { key, chain, result })
+            }
+            Cqe::Connected { key, result } => {
+                let result = result.map_err(io::Error::from_raw_os_error);
+                let event = Event::Connected { key, result };
+                this.settle(key, Some(Which::Connect)).pick(key, event)
+            }
+            Cqe::Closed { key } => this.settle(key, Some(Which::Close)).pick(key, Event::Closed { key }),
+        }
+    }
+
+    /// Takes completions until one is for the worker.
+    fn take_event(&mut self) -> Option<Event> {
+        let knows_peer = self.knows_peer;
+        self.with(|world, ring| {
+            loop {
+                let cqe = world.rings[ring].cq.pop_front()?;
+                world.rings[ring].counters.cqes.add(1);
+                world.note_cqe(ring, &cqe);
+                if let Some(event) = Self::event(world, ring, knows_peer, cqe) {
+                    return Some(event);
+                }
+            }
+        })
+    }
+}
+
+/// Which of a connection's operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Recv,
+    Send,
+    Connect,
+    Close,
+}
+
+/// What becomes of a completion of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// The worker is told.
+    Told,
+    /// The connection is being closed: nobody is told.
+    Hidden,
+    /// It was the last of a connection that is being closed.
+    Last,
+}
+
+impl Fate {
+    fn pick(self, key: Key, event: Event) -> Option<Event> {
+        match self {
+            Self::Told => Some(event),
+            Self::Hidden => None,
+            Self::Last => Some(Event::Closed { key }),
+        }
+    }
+}
+
+impl Ring {
+    /// Books a completion; `ended` names the operation that it was the last of.
+    fn settle(&mut self, key: Key, ended: Option<Which>) -> Fate {
+        let Some(slot) = self.slot_mut(key) else {
+            self.counters.stale.add(1);
+            return Fate::Hidden;
+        };
+        if let Some(which) = ended {
+            slot.ops -= 1;
+            match which {
+                Which::Recv => slot.recv = None,
+                Which::Send => slot.send = None,
+                Which::Connect => slot.connect = None,
+                Which::Close => {}
+            }
+        }
+        let fate = match slot.phase {
+            Phase::Closing(..) if slot.ops == 0 => {
+                slot.phase = Phase::Vacant;
+                Fate::Last
+            }
+            Phase::Closing(..) => Fate::Hidden,
+            Phase::Open(_) | Phase::Vacant => Fate::Told,
+        };
+        self.in_flight -= usize::from(ended.is_some());
+        fate
+    }
+}
+
+impl Driver for SimDriver {
+    type Listener = SimListener;
+    type Waker = SimWaker;
+
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    fn clock(&self) -> Time {
+        self.world.borrow().now
+    }
+
+    fn waker(&self) -> SimWaker {
+        self.with(|world, ring| SimWaker(world.rings[ring].woken.clone()))
+    }
+
+    fn add_listener(&mut self, listener: SimListener) -> io::Result<ListenerId> {
+        self.with(|world, ring| {
+            let Some(shared) = world.listeners.get_mut(&listener.0) else {
+                return Err(io::Error::from_raw_os_error(errno::EADDRNOTAVAIL));
+            };
+            shared.users += 1;
+            let listeners = &mut world.rings[ring].listeners;
+            listeners.push(Some(listener.0));
+            Ok(ListenerId((listeners.len() - 1) as u16))
+        })
+    }
+
+    fn multishot_knows_peer(&self) -> bool {
+        self.knows_peer
+    }
+
+    fn accept(&mut self, id: ListenerId, mode: AcceptMode) {
+        self.with(|world, ring| {
+            let listener = Self::world_listener(world, ring, id);
+            world.start(ring, Kind::Accept { listener, id, mode });
+        });
+    }
+
+    fn cancel_accept(&mut self, id: ListenerId) {
+        self.with(|world, ring| {
+            let listener = Self::world_listener(world, ring, id);
+            world.rings[ring].sq.push(Sqe::CancelAccept(listener));
+        });
+    }
+
+    fn remove_listener(&mut self, id: ListenerId) {
+        self.with(|world, ring| {
+            let listener = Self::world_listener(world, ring, id);
+            let mut ops = world.rings[ring].ops.values();
+            let armed = ops.any(|op| matches!(op.kind, Kind::Accept { id: of, .. } if of == id));
+            contract!(!armed, "{id:?} is removed with an accept armed");
+            let this = &mut world.rings[ring];
+            this.listeners[usize::from(id.0)] = None;
+            this.sq.push(Sqe::Unlisten(listener));
+        });
+    }
+
+    fn adopt(&mut self, key: Key, socket: Socket) {
+        self.with(|world, ring| {
+            let sock = Self::loose(world, ring, &socket);
+            Self::occupy(world, ring, key, sock);
+        });
+    }
+
+    fn discard(&mut self, socket: Socket) {
+        self.with(|world, ring| {
+            let sock = Self::loose(world, ring, &socket);
+            world.rings[ring].sq.push(Sqe::Discard(sock));
+        });
+    }
+
+    fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
+        self.with(|world, ring| {
+            let probability = world.faults().connect_error;
+            if world.rng.chance(probability) {
+                return Err(io::Error::from_raw_os_error(errno::EADDRNOTAVAIL));
+            }
+            let from = match config.source {
+                Some(source) if source.port() != 0 => source,
+                Some(source) => SocketAddr::new(source.ip(), world.ephemeral(config.target).port()),
+                None => world.ephemeral(config.target),
+            };
+            let sock = world.open(from, config.target, Owner::Nobody);
+            Self::occupy(world, ring, key, sock);
+            let op = world.start(ring, Kind::Connect { key, sock });
+            let (slot, _) = Self::open(world, ring, key);
+            slot.ops += 1;
+            slot.connect = Some(op);
+            Ok(())
+        })
+    }
+
+    fn recv(&mut self, key: Key) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            contract!(slot.recv.is_none(), "{key:?} receives already");
+            contract!(slot.connect.is_none(), "{key:?} is not connected yet");
+            let op = world.start(ring, Kind::Recv { key, sock });
+            let (slot, _) = Self::open(world, ring, key);
+            slot.ops += 1;
+            slot.recv = Some(op);
+        });
+    }
+
+    fn cancel_recv(&mut self, key: Key) {
+        self.with(|world, ring| {
+            let op = Self::open(world, ring, key).0.recv;
+            world.rings[ring].sq.extend(op.map(Sqe::Cancel));
+        });
+    }
+
+    fn send(&mut self, key: Key, chain: Chain) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            contract!(slot.send.is_none(), "{key:?} sends already");
+            contract!(slot.connect.is_none(), "{key:?} is not connected yet");
+            contract!(!chain.is_empty(), "{key:?} sends an empty chain");
+            let op = world.start(ring, Kind::Send { key, sock, chain, taken: 0 });
+            let (slot, _) = Self::open(world, ring, key);
+            slot.ops += 1;
+            slot.send = Some(op);
+        });
+    }
+
+    fn cancel_send(&mut self, key: Key) {
+        self.with(|world, ring| {
+            let op = Self::open(world, ring, key).0.send;
+            world.rings[ring].sq.extend(op.map(Sqe::Cancel));
+        });
+    }
+
+    fn shutdown_write(&mut self, key: Key) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            contract!(slot.send.is_none(), "{key:?} is shut down with a send in flight");
+            world.rings[ring].sq.push(Sqe::Shutdown(sock));
+        });
+    }
+
+    fn close(&mut self, key: Key, how: CloseHow) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            slot.phase = Phase::Closing(Some(sock), how);
+            slot.ops += 1;
+            let this = &mut world.rings[ring];
+            this.sq.push(Sqe::Close(key));
+            this.in_flight += 1;
+        });
+    }
+
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.now = self.with(|world, ring| {
+            let until = timeout.map(|timeout| world.now + timeout);
+            world.enter(ring, until);
+            world.now
+        });
+        Ok(())
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        self.take_event()
+    }
+
+    fn has_events(&self) -> bool {
+        self.with(|world, ring| !world.rings[ring].cq.is_empty())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.with(|world, ring| world.rings[ring].in_flight)
+    }
+
+    /// Virtual time passes here, up to `patience`, while other workers stand still.
+    fn finish(mut self, patience: Duration) -> usize {
+        let limit = self.world.borrow().now + patience;
+        self.with(World::cancel_all);
+        loop {
+            while let Some(event) = self.take_event() {
+                if let Event::Sent { chain, .. } = event {
+                    self.memory.chunks.clear(chain);
+                }
+            }
+            let left = self.in_flight();
+            if left == 0 {
+                return 0;
+            }
+            let mut world = self.world.borrow_mut();
+            match world.next_time() {
+                Some(at) if at <= limit => world.advance(at),
+                _ => {
+                    self.memory.leak();
+                    return left;
+                }
+            }
+            world.enter(self.ring, None);
+        }
+    }
+}
+
+impl Drop for SimDriver {
+    /// The process is gone: its sockets are closed and nothing of it goes on.
+    fn drop(&mut self) {
+        // Borrowed only while a panic unwinds through the world: then there is nothing to tidy.
+        if let Ok(mut world) = self.world.try_borrow_mut() {
+            world.tear_down(self.ring);
+        }
+    }
+}

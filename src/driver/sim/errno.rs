@@ -1,0 +1,23 @@
+//! Error numbers that the simulated kernel answers with: those of the host, so that an
+//! [`io::Error`](std::io::Error) made of one says what it means.
+
+#[cfg(unix)]
+pub(crate) use libc::{
+    EADDRNOTAVAIL, ECANCELED, ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPIPE, ETIMEDOUT,
+};
+
+#[cfg(windows)]
+mod windows {
+    pub(crate) const EADDRNOTAVAIL: i32 = 10049;
+    pub(crate) const ECANCELED: i32 = 995;
+    pub(crate) const ECONNREFUSED: i32 = 10061;
+    pub(crate) const ECONNRESET: i32 = 10054;
+    pub(crate) const EMFILE: i32 = 10024;
+    pub(crate) const ENFILE: i32 = 10024;
+    pub(crate) const ENOBUFS: i32 = 10055;
+    pub(crate) const ENOMEM: i32 = 8;
+    pub(crate) const EPIPE: i32 = 109;
+    pub(crate) const ETIMEDOUT: i32 = 10060;
+}
+#[cfg(windows)]
+pub(crate) use windows::*;

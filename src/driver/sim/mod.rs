@@ -1,0 +1,69 @@
+//! A simulated kernel: virtual sockets, a virtual clock, one seed.
+//!
+//! It exists so that the worker, and the handlers on it, can be tested where a real kernel cannot be
+//! steered: an exhausted pool, a cancel that loses its race, a completion that comes late, a reset
+//! between two segments, an hour of idling. Everything that could happen either way is drawn from
+//! one seeded generator, nothing from the machine it runs on, so a seed names a whole history.
+//!
+//! # The model
+//!
+//! ```text
+//!   worker ── SimDriver ── ring ─┐                         ┌─ scripted peer (foreign client)
+//!   worker ── SimDriver ── ring ─┼── world: clock, agenda ─┼─ scripted peer (accepted by
+//!                                │   connections, listeners │     a foreign server)
+//! ```
+//!
+//! * The [`World`] holds everything, and an *agenda* of what will happen when. The
+//!   clock moves only from one entry to the next; nothing ever blocks, there are no threads.
+//! * A *connection* ([`tcp`]) has two ends and a pipe from each to the other: bytes written but
+//!   not sent (bounded), packets on the wire (in order), bytes arrived but not read (bounded, by
+//!   credit that comes back as late as everything else). FIN, RST and the handshake are packets
+//!   among the data. Each end belongs to a ring, to a scripted peer, or to nobody (in an accept
+//!   queue, accepted but not adopted, closed).
+//! * A *ring* ([`ring`]) is what a driver talks to: submissions that the kernel has not seen,
+//!   operations that it has, task work, completions. A wait submits everything, runs at most twenty
+//!   pieces of task work, and notes until when its thread would have slept.
+//! * A *peer* ([`peer`]) is a foreign program that does what a test tells it.
+//!
+//! # Who owns the chain that is being sent
+//!
+//! | from | until | owner |
+//! |---|---|---|
+//! | `send` | the operation's end | the operation, in the ring's `ops`; its bytes are read piece by piece as room appears, never earlier |
+//! | the operation's end | `next_event` | the completion, perhaps held back on the agenda |
+//! | `next_event` | | the worker (`Sent`), or nobody: cleared, if the connection is being closed |
+//!
+//! Receive buffers are taken from the worker's pool when data is moved into them, so that a pool
+//! that is empty at that moment ends the receive, as it does in Linux.
+//!
+//! # What differs from Linux
+//!
+//! Acknowledgements cannot be seen, so nothing depends on them but credit. There is no congestion
+//! control, no keepalive, no `TCP_USER_TIMEOUT`, no linger time, no `TIME_WAIT`; socket options are
+//! ignored. A closing socket waits for ever for a peer that does not read. The submission queue is
+//! never full. Source addresses are not checked for being in use. A worker's turn takes no time
+//! here; [`crate::sim`] adds some.
+//!
+//! What may not enter this room: threads, real time, hash maps (their order is not the seed's),
+//! `unsafe`.
+
+mod driver;
+mod errno;
+mod faults;
+mod peer;
+mod ring;
+mod rng;
+mod tcp;
+mod trace;
+mod transfer;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use driver::{SimDriver, SimListener};
+pub use faults::Faults;
+pub(crate) use peer::{PeerPhase, PeerState};
+pub(crate) use rng::Rng;
+pub(crate) use trace::Actor;
+pub(crate) use world::{Settings, Shared, World};

@@ -1,0 +1,241 @@
+//! Everything that can go wrong does, for clients, servers and handler alike. Whatever happened,
+//! each connection ends once, no byte is invented, moved or repeated, and at the end everything is
+//! where it was.
+
+mod sim_common;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use corelane::sim::{Faults, Peer, PeerListener, Sim, SimConfig, SimWorker};
+use corelane::{BufferConfig, CloseReason, Conn, Sharing, WorkerConfig};
+use sim_common::*;
+
+/// What a handler's whims are drawn from.
+#[derive(Clone)]
+struct Dice(Rc<RefCell<u64>>);
+
+impl Dice {
+    fn below(&self, n: u64) -> u64 {
+        let mut state = self.0.borrow_mut();
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % n
+    }
+}
+
+/// Something that a handler may do in any callback of a connection.
+fn whim(conn: &mut Conn<'_, Probe>, dice: &Dice) {
+    match dice.below(40) {
+        0 => conn.close(),
+        1 => conn.abort(),
+        2 => conn.shutdown_write(),
+        3 => {
+            conn.pause();
+            conn.set_timer(Some(millis(1 + dice.below(20))));
+        }
+        4 => conn.resume(),
+        5 => conn.set_deadline(Some(millis(1 + dice.below(50)))),
+        6 => conn.set_deadline(None),
+        7 => conn.close_with(CloseReason::Limit),
+        8 => conn.set_idle_timeout(Some(millis(1 + dice.below(200)))),
+        9 => {
+            let id = conn.id();
+            let _ = conn.cx().remote().close(id);
+        }
+        10 => {
+            connect_from(&mut conn.cx(), millis(1 + dice.below(100)));
+        }
+        11 => {
+            // Twice in one callback: the second must find the first done, not undone.
+            conn.shutdown_write();
+            conn.close();
+            conn.abort();
+        }
+        _ => {}
+    }
+}
+
+/// A handler that echoes, and has whims.
+fn moody(log: &Log, seed: u64) -> Probe {
+    let dice = Dice(Rc::new(RefCell::new(seed)));
+    let mut probe = Probe::new(log);
+    let d = dice.clone();
+    probe.accept = Box::new(move |_, _| d.below(10) > 0);
+    let d = dice.clone();
+    probe.connected = Box::new(move |conn| whim(conn, &d));
+    let d = dice.clone();
+    probe.data = Box::new(move |conn, mut data| {
+        // The echo itself in several ways: the lease, a part of it twice, a copy, a composed reply.
+        // An echo that is refused would leave a hole, so the connection ends there.
+        let sent = match d.below(4) {
+            0 => {
+                let head = data.split_to(data.len() / 2);
+                conn.send(head).and_then(|()| conn.send(data))
+            }
+            1 => conn.send(data.to_vec()),
+            2 => match conn.cx().alloc() {
+                Some(mut reply) => {
+                    assert_eq!(reply.put(&data), data.len());
+                    conn.send(reply.freeze())
+                }
+                None => conn.send(data),
+            },
+            _ => conn.send(data),
+        };
+        if sent.is_err() {
+            conn.abort();
+        }
+        whim(conn, &d);
+    });
+    let d = dice.clone();
+    probe.eof = Box::new(move |conn| {
+        whim(conn, &d);
+        if d.below(3) > 0 {
+            conn.close();
+        }
+    });
+    let d = dice.clone();
+    probe.writable = Box::new(move |conn| whim(conn, &d));
+    let d = dice.clone();
+    probe.timer = Box::new(move |conn| {
+        conn.resume();
+        whim(conn, &d);
+    });
+    probe.closed = Box::new(move |cx, _| {
+        if dice.below(20) == 0 {
+            connect_from(cx, millis(50));
+        }
+    });
+    probe
+}
+
+struct Client {
+    peer: Peer,
+    sent: Vec<u8>,
+}
+
+impl Client {
+    fn send(&mut self, salt: u64, len: usize) {
+        let bytes = pattern(salt, len);
+        self.peer.send(&bytes);
+        self.sent.extend_from_slice(&bytes);
+    }
+
+    fn check(&self, seed: u64) {
+        let got = self.peer.received();
+        assert!(self.sent.starts_with(&got), "seed {seed}: {:?} got what it did not send", self.peer);
+    }
+}
+
+fn step(sim: &Sim, workers: &[SimWorker<Order>], server: &PeerListener, clients: &mut Vec<Client>) {
+    let any = |clients: &Vec<Client>| sim.random(clients.len() as u64) as usize;
+    match sim.random(14) {
+        0..=2 => {
+            let client = Client { peer: sim.connect(addr()), sent: Vec::new() };
+            client.peer.set_reading(sim.random(3) > 0);
+            clients.push(client);
+        }
+        3 => connect(&workers[sim.random(workers.len() as u64) as usize]),
+        4 => clients.extend(server.accept().map(|peer| Client { peer, sent: Vec::new() })),
+        5..=8 if !clients.is_empty() => {
+            let salt = sim.random(1 << 20);
+            let len = sim.random(9_000) as usize;
+            let client = any(clients);
+            clients[client].send(salt, len);
+        }
+        9 if !clients.is_empty() => {
+            clients[any(clients)].peer.set_reading(sim.random(2) == 0);
+        }
+        10 if !clients.is_empty() => clients[any(clients)].peer.shutdown(),
+        11 if !clients.is_empty() => clients[any(clients)].peer.reset(),
+        12 if !clients.is_empty() => {
+            let client = clients.swap_remove(any(clients));
+            client.check(0);
+        }
+        13 => {
+            let cut = if sim.random(2) == 0 { addr() } else { other_addr() };
+            sim.partition(cut);
+            connect(&workers[0]);
+            sim.run_for(millis(sim.random(300)));
+            sim.heal(cut);
+        }
+        _ => {}
+    }
+    sim.run_for(Duration::from_micros(sim.random(3_000)));
+}
+
+#[test]
+fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
+    let mut total = corelane::Snapshot::default();
+    for seed in seeds(400) {
+        let faults = Faults {
+            connect_error: 0.05,
+            reset: 0.01,
+            late_by: millis(5),
+            ..Faults::benign(if seed % 4 == 0 { 0.0 } else { 0.1 })
+        };
+        let sim =
+            Sim::new(SimConfig { socket_buffer: 1 << (9 + seed % 7), faults, ..SimConfig::seeded(seed) });
+        let log = Log::default();
+        with_log(&log);
+        let config = WorkerConfig {
+            max_connections: 12,
+            buffers: BufferConfig { size: 256, count: 3 + seed as u32 % 30, send_count: 2 },
+            high_water: 3_000,
+            low_water: 500,
+            send_limit: 4_000,
+            auto_pause: seed % 5 > 0,
+            idle_timeout: Some(5 * SECOND),
+            close_timeout: millis(200),
+            turn_budget: if seed % 3 == 0 { 3 } else { 512 },
+            accept_budget: 2,
+            ..small()
+        };
+        let sharing = if seed % 2 == 0 { Sharing::One } else { Sharing::PerWorker };
+        let listeners = [corelane::ListenerConfig { sharing, ..listener() }];
+        let count = 1 + seed as usize % 2;
+        let workers = sim
+            .workers(count, config, &listeners, |index| moody(&log, seed * 2 + index as u64))
+            .expect("it works");
+        let server = sim.listen(other_addr());
+        let mut clients: Vec<Client> = Vec::new();
+        for _ in 0..60 {
+            step(&sim, &workers, &server, &mut clients);
+        }
+        let stopped = seed % 3 == 0;
+        if stopped {
+            workers[0].stop(millis(sim.random(500)));
+            sim.run_for(millis(sim.random(20)));
+        }
+        sim.set_faults(Faults::none());
+        clients.iter().for_each(|client| client.check(seed));
+        drop(clients);
+        drop(server);
+        sim.run_for(2 * MINUTE);
+        assert_eq!(log.open(), 0, "seed {seed}");
+        assert_eq!(log.ended() as u64, log.0.begun.get(), "seed {seed}");
+        for worker in &workers {
+            total += worker.metrics();
+            assert_eq!(worker.is_running(), !stopped, "seed {seed}");
+            if let Some(report) = worker.report() {
+                assert_eq!((report.ops_in_kernel, report.buffers_outstanding), (0, 0));
+            } else {
+                assert!(worker.ops_in_flight() > 0, "seed {seed}: it still accepts");
+            }
+            assert_eq!(worker.connections(), 0, "seed {seed}");
+            assert_eq!(worker.buffers_leased(), 0, "seed {seed}");
+            assert_eq!(worker.payloads_queued(), 0, "seed {seed}");
+            assert_eq!(worker.metrics().stale, 0, "seed {seed}");
+        }
+    }
+    if usual_seeds() {
+        // The histories had everything in them that they are for.
+        let rare = ["closed_failed", "sq_full", "stale", "refused"];
+        let gauges = ["connections", "buffers_out", "busy_ns", "parked_ns"];
+        for (name, value) in total.iter() {
+            let expected = !rare.contains(&name.as_str()) && !gauges.contains(&name.as_str());
+            assert!(value > 0 || !expected, "no history had {name}");
+        }
+    }
+}
