@@ -263,7 +263,7 @@ impl Pool {
 /// Dereferences to the bytes. Cloning and slicing copy nothing; the buffer returns to its pool when
 /// the last lease on it is dropped, wherever that happens. A lease belongs to its worker's thread
 /// (it is not `Send`); to keep data for long or to move it elsewhere, copy it out with
-/// [`to_vec`](<[u8]>::to_vec), because leases that are kept starve the pool.
+/// `to_vec()`, because leases that are kept starve the pool.
 ///
 /// ```compile_fail
 /// fn needs_send<T: Send>() {}
