@@ -338,30 +338,32 @@ fn one_flooding_client_does_not_hold_up_another() {
     }
 }
 
-/// Connections that resume after congestion must not take the buffers of those who wait for one:
-/// each of many bulk senders gets its share, as long as all of them have something to send.
+/// Connections that resume after congestion must not take the buffers of those who wait for one, nor
+/// may who finds none lose its place: each of many bulk senders gets its share, within a fifth, as
+/// long as all of them have something to send.
 #[test]
 fn who_waits_for_a_buffer_is_not_overtaken_for_ever() {
-    for seed in seeds(10) {
-        let sim = Sim::new(SimConfig { socket_buffer: 32 << 10, ..SimConfig::seeded(seed) });
+    for seed in seeds(2) {
+        let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let config =
-            WorkerConfig { buffers: BufferConfig { size: 1024, count: 16, send_count: 0 }, ..small() };
+            WorkerConfig { buffers: BufferConfig { size: 1024, count: 64, send_count: 0 }, ..small() };
         let listener = ListenerConfig { backlog: 64, ..listener() };
         let worker = sim.worker(config, &[listener], Probe::new(&log)).expect("it works");
         let clients: Vec<Peer> = (0..16).map(|_| sim.connect(addr())).collect();
         sim.run_until(SECOND, || worker.connections() == 16).unwrap_or_else(|stuck| panic!("{stuck}"));
         for client in &clients {
-            client.send(&vec![7; 1 << 20]);
+            client.send(&vec![7; 8 << 20]);
         }
         let total = || clients.iter().map(Peer::received_len).sum::<u64>();
-        sim.run_until(MINUTE, || total() > 4 << 20).unwrap_or_else(|stuck| panic!("{stuck}"));
+        sim.run_until(MINUTE, || total() > 32 << 20).unwrap_or_else(|stuck| panic!("{stuck}"));
         let metrics = worker.metrics();
         assert!(metrics.starved > 0 && metrics.congested > 0, "no pressure: {metrics}");
         let fair = total() / 16;
         for (number, client) in clients.iter().enumerate() {
             let share = client.received_len();
-            assert!(share > fair / 4, "seed {seed}: client {number} got {share} bytes, {fair} are fair");
+            let within = fair * 4 / 5..fair * 6 / 5;
+            assert!(within.contains(&share), "seed {seed}: client {number} got {share}, {fair} are fair");
         }
     }
 }

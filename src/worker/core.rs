@@ -41,6 +41,8 @@ pub(crate) struct Core<S, M> {
     pub(crate) ready: VecDeque<u32>,
     /// Connections without a buffer to receive into, oldest first.
     pub(crate) starved: VecDeque<u32>,
+    /// Those whose turn had come and who found no buffer once more.
+    pub(crate) starved_again: VecDeque<u32>,
     /// Outgoing connections to begin.
     pub(crate) connects: Vec<(u32, ConnectConfig)>,
     /// Workers to wake.
@@ -76,6 +78,7 @@ impl<S, M> Core<S, M> {
             dirty: Vec::with_capacity(1024),
             ready: VecDeque::new(),
             starved: VecDeque::new(),
+            starved_again: VecDeque::new(),
             connects: Vec::new(),
             wakes: Vec::new(),
             broadcasts: VecDeque::new(),
@@ -202,14 +205,30 @@ impl<S, M> Core<S, M> {
         self.mark_dirty(slot);
     }
 
-    /// Puts a connection at the end of those who wait for a buffer to receive into.
+    /// Puts a connection among those who wait for a buffer to receive into: at the end, or, if its
+    /// turn had come and there was none after all, before everybody whose turn has not.
     pub(crate) fn starve(&mut self, slot: u32) {
         let entry = self.table.get_mut(slot);
-        entry.flags.remove(Flags::FED);
-        if !entry.flags.has(Flags::STARVED) {
-            entry.flags.insert(Flags::STARVED);
+        if entry.flags.has(Flags::STARVED) {
+            return;
+        }
+        entry.flags.insert(Flags::STARVED);
+        if entry.flags.has(Flags::FED) {
+            entry.flags.remove(Flags::FED);
+            self.starved_again.push_back(slot);
+        } else {
             self.starved.push_back(slot);
         }
+    }
+
+    /// Whether connections wait for a buffer.
+    pub(crate) fn starving(&self) -> bool {
+        !self.starved.is_empty() || !self.starved_again.is_empty()
+    }
+
+    /// Who has waited longest for a buffer.
+    pub(crate) fn next_starved(&mut self) -> Option<u32> {
+        self.starved_again.pop_front().or_else(|| self.starved.pop_front())
     }
 
     /// Notes that held data may be deliverable again.

@@ -55,6 +55,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let deliver = self.core.may_deliver(slot);
         let entry = self.core.table.get_mut(slot);
         entry.last_active = tick;
+        entry.flags.remove(Flags::FED);
         if !armed {
             entry.flags.remove(Flags::ARMED.and(Flags::CANCELLING));
             self.core.mark_dirty(slot);

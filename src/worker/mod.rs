@@ -81,13 +81,13 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     fired: Vec<u32>,
     walking: Vec<u32>,
     reclaim_at: Option<Time>,
+    /// Connections waited for buffers when this turn's operations were begun.
+    pressed: bool,
     /// The next step of stopping: the deadline, then the end of the last grace.
     stop_at: Option<Time>,
     gave_up_on_grace: bool,
     finished: u64,
     aborted: u64,
-    /// The last turn handled no event.
-    quiet: bool,
     started: bool,
 }
 
@@ -117,11 +117,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             fired: Vec::with_capacity(64),
             walking: Vec::with_capacity(1024),
             reclaim_at: None,
+            pressed: false,
             stop_at: None,
             gave_up_on_grace: false,
             finished: 0,
             aborted: 0,
-            quiet: false,
             started: false,
         })
     }
@@ -142,10 +142,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         self.core.now = self.driver.now();
         self.core.counters.turns.add(1);
 
-        self.quiet = true;
         for _ in 0..self.core.config.turn_budget {
             let Some(event) = self.driver.next_event() else { break };
-            self.quiet = false;
             self.dispatch(event);
         }
         if !self.core.ready.is_empty() {
@@ -168,7 +166,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
     /// Makes operations of everything that was noted.
     fn settle(&mut self) {
-        self.feed_starved(self.quiet);
+        self.feed_starved();
         self.reconcile_all();
         let retry = self.acceptors.iter().filter_map(Acceptor::retry_at).min();
         if self.check_accept || retry.is_some_and(|at| at <= self.core.now) {

@@ -141,12 +141,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             entry.flags.remove(Flags::FED);
         }
         if wanted && !armed {
-            if !core.starved.is_empty() && !entry.flags.has(Flags::FED) {
-                // Others wait for buffers already: whoever resumes meanwhile would take them away.
+            if self.pressed && !entry.flags.has(Flags::FED) {
+                // Others wait for buffers: whoever resumes meanwhile would take them away.
                 core.starve(slot);
                 return;
             }
-            entry.flags.remove(Flags::FED);
             if entry.flags.has(Flags::WAS_ARMED) {
                 core.counters.rearms.add(1);
             }
@@ -201,18 +200,22 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
-    /// Arms receiving for connections that found no buffer, as many as there are buffers now.
+    /// Arms receiving for connections that found no buffer, oldest first.
     ///
     /// With an empty pool a receive fails at once even if there is nothing to receive, so arming
-    /// without a free buffer would spin. Some buffers are let come together first (a quarter of the
-    /// pool, or one for each who waits), unless nothing else happens.
-    pub(super) fn feed_starved(&mut self, quiet: bool) {
-        if self.core.starved.is_empty() {
+    /// without a free buffer would spin. And one receive may take some thirty buffers, so only one
+    /// connection is armed for every eight that are free.
+    ///
+    /// They are armed before anybody else is in this turn, who resumes in it (after congestion, say)
+    /// queues behind them, and who is armed and finds no buffer again keeps its place: otherwise the
+    /// same connections would take the buffers in turns and the others would never come to it.
+    pub(super) fn feed_starved(&mut self) {
+        self.pressed = self.core.starving();
+        if !self.pressed {
             self.reclaim_at = None;
             return;
         }
-        let pool = &self.core.memory.pool;
-        let mut free = pool.available();
+        let free = self.core.memory.pool.available();
         if free == 0 {
             let at = *self.reclaim_at.get_or_insert(self.core.now + RECLAIM_AFTER);
             if at <= self.core.now {
@@ -222,26 +225,23 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             return;
         }
         self.reclaim_at = None;
-        let enough = (pool.capacity() / 4).min(self.core.starved.len() as u32).max(1);
-        if free < enough && !quiet {
-            return;
-        }
-        while free > 0 {
-            let Some(slot) = self.core.starved.pop_front() else { return };
+        let mut portion = (free / 8).max(1);
+        while portion > 0 {
+            let Some(slot) = self.core.next_starved() else { return };
             let entry = self.core.table.get_mut(slot);
             if !entry.flags.has(Flags::STARVED) {
                 continue;
             }
             entry.flags.remove(Flags::STARVED);
             entry.flags.insert(Flags::FED);
-            self.core.mark_dirty(slot);
-            free -= 1;
+            self.reconcile(slot);
+            portion -= 1;
         }
     }
 
     /// Whether starved connections could be fed in the next turn.
     pub(super) fn can_feed(&self) -> bool {
-        !self.core.starved.is_empty() && self.core.memory.pool.available() > 0
+        self.core.starving() && self.core.memory.pool.available() > 0
     }
 
     /// Takes buffers back from connections whose peers do not read, or whose handler has paused
