@@ -195,11 +195,19 @@ impl Builder {
             };
             let start = Start { setup, listeners, cpu, make: make.clone() };
             let ready = ready.clone();
-            let guard = RunningGuard { running: running.clone(), directory: directory.clone(), index };
+            let guard = RunningGuard {
+                running: running.clone(),
+                directory: directory.clone(),
+                index,
+                // Until it is known better: a panic does not come back to say so.
+                failed: true,
+            };
             let thread = std::thread::Builder::new().name(format!("{}-{index}", self.name));
             let spawned = thread.spawn(move || {
-                let _guard = guard;
-                start.run(ready)
+                let mut guard = guard;
+                let ended = start.run(ready);
+                guard.failed = ended.is_err();
+                ended
             });
             match spawned {
                 Ok(thread) => runtime.threads.push(thread),
@@ -265,16 +273,21 @@ fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, Li
     Ok((sockets, info))
 }
 
-/// Counts a worker's thread as ended, and closes its mailbox, however it ends.
+/// Counts a worker's thread as ended, and closes its mailbox, however it ends. If it failed, the
+/// other workers are stopped: one worker less is not what was asked for, and nobody might be watching.
 struct RunningGuard<M> {
     running: Arc<AtomicUsize>,
     directory: Directory<M>,
     index: usize,
+    failed: bool,
 }
 
 impl<M> Drop for RunningGuard<M> {
     fn drop(&mut self) {
         self.directory[self.index].close();
+        if self.failed {
+            Remote::new(self.directory.clone()).stop(Duration::ZERO);
+        }
         self.running.fetch_sub(1, Ordering::Release);
     }
 }
@@ -411,10 +424,6 @@ impl<M: Send + 'static> Runtime<M> {
                         .unwrap_or_else(|| "a panic without a message".to_owned());
                     failed.get_or_insert(RuntimeError::Panicked { index, message });
                 }
-            }
-            if failed.is_some() {
-                // One worker less is not what was asked for: the others follow.
-                self.remote.stop(Duration::ZERO);
             }
         }
         report.metrics = self.metrics();
