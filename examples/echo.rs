@@ -27,7 +27,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let addr: std::net::SocketAddr = addr.parse()?;
     let runtime = Runtime::builder().listen(addr).start(|_| Echo)?;
     println!("listening on {}", runtime.info().listeners[0].addr);
-    signals.wait(None)?;
-    println!("{}", runtime.shutdown(Duration::from_secs(5))?);
+    println!("{}", runtime.run_until(&signals, Duration::from_secs(5))?);
     Ok(())
 }

@@ -68,7 +68,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (listen, target): (SocketAddr, SocketAddr) = (listen.parse()?, target.parse()?);
     let runtime = Runtime::builder().listen(listen).start(move |_| Proxy { target })?;
     println!("listening on {}", runtime.info().listeners[0].addr);
-    signals.wait(None)?;
-    println!("{}", runtime.shutdown(Duration::from_secs(5))?);
+    println!("{}", runtime.run_until(&signals, Duration::from_secs(5))?);
     Ok(())
 }

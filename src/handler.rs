@@ -49,8 +49,15 @@ pub trait Handler: Sized {
         let _ = cx;
     }
 
-    /// A connection was accepted. Returns its state, or `None` to refuse (close) it.
+    /// A connection was accepted. Returns its state, or `None` to refuse (close) it. It cannot be acted on
+    /// yet ([`Cx::conn`] does not find it): [`on_accepted`](Self::on_accepted) follows for that.
     fn on_accept(&mut self, cx: &mut Cx<'_, Self>, accepted: Accepted) -> Option<Self::Conn>;
+
+    /// An accepted connection is open, right after [`on_accept`](Self::on_accept) made its state: the place
+    /// to speak first, or to set its deadline and timers.
+    fn on_accepted(&mut self, conn: &mut Conn<'_, Self>) {
+        let _ = conn;
+    }
 
     /// A connection made by [`Cx::connect`] is established.
     fn on_connected(&mut self, conn: &mut Conn<'_, Self>) {

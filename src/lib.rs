@@ -26,8 +26,7 @@
 //!     let signals = corelane::Signals::block()?;
 //!     let addr: std::net::SocketAddr = "127.0.0.1:7000".parse()?;
 //!     let runtime = Runtime::builder().listen(addr).start(|_| Echo)?;
-//!     signals.wait(None)?;
-//!     println!("{}", runtime.shutdown(Duration::from_secs(5))?);
+//!     println!("{}", runtime.run_until(&signals, Duration::from_secs(5))?);
 //!     Ok(())
 //! }
 //! ```
@@ -64,7 +63,7 @@ pub use config::{
     ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions, WorkerConfig,
 };
 #[cfg(target_os = "linux")]
-pub use driver::sys::Signals;
+pub use driver::sys::{Signals, raise_nofile_limit};
 #[cfg(target_os = "linux")]
 pub use driver::uring::{Feature, SetupError};
 pub use handler::{

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::config::{ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
-use crate::driver::sys;
-use crate::driver::uring::{Feature, MAX_SLOTS, SetupError, UringDriver};
+use crate::driver::sys::{self, Signals};
+use crate::driver::uring::{FD_RESERVE, Feature, MAX_SLOTS, SetupError, UringDriver};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Metrics};
 use crate::worker::{self, Directory, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
@@ -95,7 +95,7 @@ impl Builder {
     }
 
     /// Number of workers and the worker configuration that the wishes come to.
-    fn plan(&self, nofile: u64) -> Result<(usize, WorkerConfig), StartError> {
+    fn plan(&self, nofile: u64, warnings: &mut Vec<String>) -> Result<(usize, WorkerConfig), StartError> {
         let out_of_range = |what, value: String, allowed: String| {
             StartError::Config(ConfigError::Range { what, value, allowed })
         };
@@ -127,6 +127,20 @@ impl Builder {
                 config.max_connections = u32::try_from(total.min(1_000_000)).unwrap_or(u32::MAX);
             }
         }
+        // A number that nobody asked for is no reason not to start.
+        let usable = match config.descriptors {
+            Descriptors::Direct => nofile,
+            Descriptors::Fd => nofile.saturating_sub(FD_RESERVE),
+        };
+        let default = WorkerConfig::default().max_connections;
+        if self.max_connections.is_none() && config.max_connections == default && usable < default.into() {
+            config.max_connections = usable.max(1) as u32;
+            warnings.push(format!(
+                "each worker holds at most {usable} connections, not {default}, because RLIMIT_NOFILE is \
+                 {nofile}: raise it (`ulimit -n`, LimitNOFILE=), or ask for more with max_connections, which \
+                 starts more rings",
+            ));
+        }
         config.check().map_err(StartError::Config)?;
         Ok((workers, config))
     }
@@ -141,8 +155,8 @@ impl Builder {
         H: Handler + 'static,
         F: Fn(usize) -> H + Send + Sync + 'static,
     {
-        let (workers, config) = self.plan(sys::nofile_limit())?;
         let mut warnings = Vec::new();
+        let (workers, config) = self.plan(sys::nofile_limit(), &mut warnings)?;
         let mut info = Vec::new();
         let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> = (0..workers).map(|_| Vec::new()).collect();
         for wanted in &self.listeners {
@@ -223,7 +237,9 @@ impl Builder {
         for outcome in outcomes {
             match outcome {
                 Ok(started) => {
-                    if runtime.info.workers.is_empty() {
+                    // Workers may differ where memory is short: what the last of them got is shown.
+                    let last = runtime.info.workers.iter().all(|worker| worker.index < started.worker.index);
+                    if last {
                         runtime.info.features = started.features;
                     }
                     // The workers are alike, and so are their warnings.
@@ -258,7 +274,12 @@ fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, Li
     let failed = |source| StartError::Bind { addr: wanted.addr, source };
     let reuse = wanted.sharing == Sharing::PerWorker && workers > 1;
     let mut config = wanted.clone();
-    let first = sys::listener(&config, reuse).map_err(failed)?;
+    if reuse && wanted.addr.port() != 0 {
+        // Sockets with SO_REUSEPORT share an address with any other of the same user that has it set:
+        // a second server would silently take half of the first one's clients. One without is refused.
+        drop(patiently(|| sys::listener(&config, false)).map_err(failed)?);
+    }
+    let first = patiently(|| sys::listener(&config, reuse)).map_err(failed)?;
     config.addr = first.local_addr().map_err(failed)?;
     let backlog = sys::accept_queue_limit(&first).unwrap_or(config.backlog);
     let mut sockets = vec![first];
@@ -271,6 +292,20 @@ fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, Li
     }
     let info = ListenerInfo { addr: config.addr, backlog_asked: wanted.backlog, backlog };
     Ok((sockets, info))
+}
+
+/// Tries again for a moment while an address is in use: the kernel takes some 20 ms to let go of the
+/// sockets of a process with io_urings that was killed, and its successor is started at once.
+fn patiently(listen: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
+    for _ in 0..10 {
+        match listen() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                std::thread::sleep(Duration::from_millis(15));
+            }
+            outcome => return outcome,
+        }
+    }
+    listen()
 }
 
 /// Counts a worker's thread as ended, and closes its mailbox, however it ends. If it failed, the
@@ -394,6 +429,23 @@ impl<M: Send + 'static> Runtime<M> {
     pub fn shutdown(self, deadline: Duration) -> Result<ShutdownReport, RuntimeError> {
         self.remote.stop(deadline);
         self.join()
+    }
+
+    /// Runs until SIGINT or SIGTERM arrives or the workers end by themselves (asked by
+    /// [`Remote::stop`] or [`Cx::stop`](crate::Cx::stop), or because a handler panicked), then shuts down
+    /// as [`shutdown`](Self::shutdown) does: what a server's `main` ends with.
+    ///
+    /// # Errors
+    /// [`RuntimeError`] when a worker failed or panicked, so that a supervisor may start it anew.
+    pub fn run_until(self, signals: &Signals, deadline: Duration) -> Result<ShutdownReport, RuntimeError> {
+        // Looking twice a second is cheap, and a failed worker cannot signal its own process safely.
+        while self.is_running() {
+            let signal = signals.wait(Some(Duration::from_millis(500)));
+            if signal.map_err(|source| RuntimeError::Signals { source })?.is_some() {
+                break;
+            }
+        }
+        self.shutdown(deadline)
     }
 
     /// Waits until every worker has stopped by itself (through [`Remote::stop`] or
@@ -523,7 +575,6 @@ impl fmt::Display for ShutdownReport {
 }
 
 /// Why a runtime did not start.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
     /// A setting is out of range.
@@ -615,14 +666,26 @@ impl std::error::Error for StartError {
     }
 }
 
+/// As [`Display`](fmt::Display): it is what `fn main() -> Result<…>` prints, and a user should read the
+/// cause and the remedy there.
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// How a running runtime failed.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum RuntimeError {
     /// A worker's kernel interface failed in a way that it cannot go on from.
     Worker {
         /// Which worker.
         index: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Signals could not be waited for.
+    Signals {
         /// What the system said.
         source: io::Error,
     },
@@ -635,10 +698,18 @@ pub enum RuntimeError {
     },
 }
 
+/// As [`Display`](fmt::Display), for the same reason as [`StartError`]'s.
+impl fmt::Debug for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for RuntimeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker { index, source } => write!(f, "worker {index} failed: {source}"),
+            Self::Signals { source } => write!(f, "cannot wait for signals: {source}"),
             Self::Panicked { index, message } => write!(f, "worker {index} panicked: {message}"),
         }
     }
@@ -647,7 +718,7 @@ impl fmt::Display for RuntimeError {
 impl std::error::Error for RuntimeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Worker { source, .. } => Some(source),
+            Self::Worker { source, .. } | Self::Signals { source } => Some(source),
             Self::Panicked { .. } => None,
         }
     }
@@ -660,17 +731,29 @@ mod tests {
     #[test]
     fn more_connections_than_one_table_holds_mean_more_rings() {
         let builder = Runtime::builder().max_connections(50_000);
-        let (workers, config) = builder.plan(20_000).expect("a plan");
+        let (workers, config) = builder.plan(20_000, &mut Vec::new()).expect("a plan");
         assert_eq!((workers, config.max_connections), (3, 20_000));
-        let (workers, config) = builder.plan(100_000).expect("a plan");
+        let (workers, config) = builder.plan(100_000, &mut Vec::new()).expect("a plan");
         assert_eq!((workers, config.max_connections), (1, 50_000));
-        let (workers, config) = builder.workers(4).plan(20_000).expect("a plan");
+        let (workers, config) = builder.workers(4).plan(20_000, &mut Vec::new()).expect("a plan");
         assert_eq!((workers, config.max_connections), (4, 20_000));
     }
 
     #[test]
+    fn a_low_descriptor_limit_lowers_the_default_with_a_warning_and_nothing_else() {
+        let mut warnings = Vec::new();
+        let (_, config) = Runtime::builder().plan(1024, &mut warnings).expect("a plan");
+        assert_eq!(config.max_connections, 1024);
+        assert!(warnings[0].contains("RLIMIT_NOFILE is 1024"), "{warnings:?}");
+        warnings.clear();
+        let asked = WorkerConfig { max_connections: 5000, ..WorkerConfig::default() };
+        let (_, config) = Runtime::builder().worker(asked).plan(1024, &mut warnings).expect("a plan");
+        assert_eq!((config.max_connections, warnings.len()), (5000, 0), "the ring refuses it by name");
+    }
+
+    #[test]
     fn a_wrong_number_of_workers_is_refused() {
-        let text = Runtime::builder().workers(0).plan(20_000).expect_err("none").to_string();
+        let text = Runtime::builder().workers(0).plan(20_000, &mut Vec::new()).expect_err("none").to_string();
         assert_eq!(text, "workers 0 is out of range: allowed is 1 to 4096");
     }
 }

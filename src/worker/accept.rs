@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::driver::{AcceptMode, Driver, ListenerId, Socket};
-use crate::handler::{Accepted, Cx, Handler};
+use crate::handler::{Accepted, Conn, Cx, Handler};
 use crate::time::Time;
 
 use super::Worker;
@@ -168,6 +168,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.driver.adopt(self.core.table.key(slot), waiting.socket);
             self.core.retime(slot);
             self.core.mark_dirty(slot);
+            self.handler.on_accepted(&mut Conn { core: &mut self.core, slot });
         }
     }
 

@@ -14,6 +14,22 @@ pub(crate) fn nofile_limit() -> u64 {
     limit(libc::RLIMIT_NOFILE)
 }
 
+/// Raises this process's limit of open files (`RLIMIT_NOFILE`, the soft limit) to what it is allowed
+/// at most (the hard limit), and returns that. A process decides this for itself as a whole, so the
+/// library never does it unasked; a program that holds many connections should, first thing.
+///
+/// # Errors
+/// What the system says; the limit is as it was then.
+pub fn raise_nofile_limit() -> std::io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives the call, which writes one `rlimit` (invariant 5).
+    super::check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: `limit` outlives the call, which reads one `rlimit` (invariant 5).
+    super::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+    Ok(limit.rlim_cur)
+}
+
 /// `RLIMIT_MEMLOCK` in bytes.
 pub(crate) fn memlock_limit() -> u64 {
     limit(libc::RLIMIT_MEMLOCK)

@@ -10,6 +10,7 @@ mod socket;
 mod thread;
 
 pub(crate) use address::RawAddress;
+pub use limits::raise_nofile_limit;
 pub(crate) use limits::{kernel_version, memlock_limit, nofile_limit, sysctl};
 pub use signal::Signals;
 pub(crate) use socket::{

@@ -155,8 +155,49 @@ impl fmt::Debug for Parts {
     }
 }
 
-/// The best ring that this kernel makes; must be called on the thread that will use it.
-fn ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUring, SetupError> {
+/// Ordinary descriptors that are left for everything but connections.
+pub(crate) const FD_RESERVE: u64 = 32;
+
+/// Smallest completion queue that is tried when memory is short; cancelling is slow with it.
+const SMALLEST_CQ: u32 = 1024;
+
+/// The best ring that this kernel makes; must be called on the thread that will use it. Since 6.13 a
+/// ring's own memory counts towards `RLIMIT_MEMLOCK`, which all processes of a user share: a smaller
+/// completion queue, which only makes overflows likelier (nothing is lost in one) and cancelling
+/// slower, is better than none.
+fn ring(
+    config: &WorkerConfig,
+    features: &mut Vec<Feature>,
+    warnings: &mut Vec<String>,
+) -> Result<IoUring, SetupError> {
+    let mut config = config.clone();
+    let asked = config.cq_entries;
+    loop {
+        let found = features.len();
+        match best_ring(&config, features) {
+            Err(SetupError::Limit { .. }) if config.cq_entries / 2 >= SMALLEST_CQ => {
+                features.truncate(found);
+                config.cq_entries /= 2;
+                config.sq_entries = config.sq_entries.min(256);
+            }
+            Ok(ring) => {
+                if config.cq_entries < asked {
+                    warnings.push(format!(
+                        "no memory for a completion queue of {asked} entries, {} are used: RLIMIT_MEMLOCK is \
+                         {} bytes for all processes of this user; raise it (`ulimit -l`, LimitMEMLOCK=). What \
+                         is lost: cancelling is slower, and bursts overflow the queue sooner (without loss)",
+                        config.cq_entries,
+                        sys::memlock_limit(),
+                    ));
+                }
+                return Ok(ring);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUring, SetupError> {
     // From the best down: each rung says what it gives up. SUBMIT_ALL (5.18) is never given up.
     let rungs: [(bool, bool); 3] = [(true, true), (false, true), (false, false)];
     let mut last = None;
@@ -203,7 +244,7 @@ fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
 pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
     let mut features = Vec::new();
     let mut warnings = Vec::new();
-    let ring = ring(config, &mut features)?;
+    let ring = ring(config, &mut features, &mut warnings)?;
 
     let params = ring.params();
     let submit_stable = params.is_feature_submit_stable();
@@ -262,11 +303,11 @@ pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
         }
     };
     let nofile = sys::nofile_limit();
-    if table == 0 && u64::from(config.max_connections) + 32 > nofile {
+    if table == 0 && u64::from(config.max_connections) + FD_RESERVE > nofile {
         return Err(SetupError::Limit {
             what: format!(
-                "max_connections {} with ordinary descriptors exceeds RLIMIT_NOFILE {nofile}: raise the \
-                 limit (`ulimit -n`, LimitNOFILE=), lower max_connections, or use direct descriptors \
+                "max_connections {} and {FD_RESERVE} descriptors for everything else exceed RLIMIT_NOFILE = \
+                 {nofile}, which ordinary descriptors count towards: raise the limit (`ulimit -n`, LimitNOFILE=), lower max_connections, or use direct descriptors \
                  with several workers",
                 config.max_connections,
             ),
@@ -292,7 +333,7 @@ fn register_buffers(
         Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
             let text = format!(
                 "the arena of {len} bytes could not be registered as a fixed buffer: RLIMIT_MEMLOCK is {} \
-                 bytes; raise it (`ulimit -l`, LimitMEMLOCK=) or use smaller buffers. Receiving and \
+                 bytes for all processes of this user together; raise it (`ulimit -l`, LimitMEMLOCK=) or use smaller buffers. Receiving and \
                  sending work all the same; what is lost is that zero-copy sends find their pages pinned",
                 sys::memlock_limit(),
             );
@@ -326,8 +367,9 @@ fn table(
         return Err(SetupError::Limit {
             what: format!(
                 "max_connections {} exceeds what one ring's descriptor table can hold, RLIMIT_NOFILE = \
-                 {nofile}: raise the limit (`ulimit -n`, LimitNOFILE=), or spread the connections over \
-                 more workers, each of which has a table of its own",
+                 {nofile}: raise the limit (`ulimit -n`, LimitNOFILE=), ask for fewer per worker, or ask the \
+                 runtime for the total (`Builder::max_connections`, `--max-connections`), which starts as many \
+                 workers as it takes, each with a table of its own",
                 config.max_connections,
             ),
         });
