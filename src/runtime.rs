@@ -195,6 +195,7 @@ impl Builder {
                 warnings,
             },
         };
+        let memlock = sys::memlock_limit_enforced().map(|limit| limit / workers as u64);
         let (ready, outcomes) = mpsc::channel();
         for (index, listeners) in listeners.into_iter().enumerate() {
             let counters = Arc::new(Counters::default());
@@ -207,7 +208,7 @@ impl Builder {
                 directory: directory.clone(),
                 permits: permits.clone(),
             };
-            let start = Start { setup, listeners, cpu, make: make.clone() };
+            let start = Start { setup, listeners, cpu, memlock, make: make.clone() };
             let ready = ready.clone();
             let guard = RunningGuard {
                 running: running.clone(),
@@ -332,6 +333,8 @@ struct Start<M, F> {
     setup: Setup<M>,
     listeners: Vec<WorkerListener<TcpListener>>,
     cpu: Option<usize>,
+    /// Share of `RLIMIT_MEMLOCK`, if that applies to this process.
+    memlock: Option<u64>,
     make: Arc<F>,
 }
 
@@ -348,12 +351,12 @@ impl<M: Send + 'static, F> Start<M, F> {
         H: Handler<Message = M>,
         F: Fn(usize) -> H,
     {
-        let Self { setup, listeners, cpu, make } = self;
+        let Self { setup, listeners, cpu, memlock, make } = self;
         let index = usize::from(setup.index);
         let started = cpu
             .map_or(Ok(()), |cpu| sys::pin_to_cpu(cpu).map_err(|source| StartError::Pin { cpu, source }))
             .and_then(|()| {
-                UringDriver::new(&setup.config, setup.counters.clone()).map_err(StartError::Kernel)
+                UringDriver::new(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)
             });
         let (driver, found) = match started {
             Ok(started) => started,

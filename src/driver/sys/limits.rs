@@ -35,6 +35,16 @@ pub(crate) fn memlock_limit() -> u64 {
     limit(libc::RLIMIT_MEMLOCK)
 }
 
+/// `RLIMIT_MEMLOCK` in bytes if it applies to this process; `None` with `CAP_IPC_LOCK`, which exempts.
+pub(crate) fn memlock_limit_enforced() -> Option<u64> {
+    const CAP_IPC_LOCK: u64 = 14;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let limit = memlock_limit();
+    (effective >> CAP_IPC_LOCK & 1 == 0 && limit < u64::MAX).then_some(limit)
+}
+
 /// The value of a sysctl, by its path below `/proc/sys`; `None` where it does not exist.
 pub(crate) fn sysctl(path: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/sys/{path}")).ok()?;

@@ -11,7 +11,7 @@ mod thread;
 
 pub(crate) use address::RawAddress;
 pub use limits::raise_nofile_limit;
-pub(crate) use limits::{kernel_version, memlock_limit, nofile_limit, sysctl};
+pub(crate) use limits::{kernel_version, memlock_limit, memlock_limit_enforced, nofile_limit, sysctl};
 pub use signal::Signals;
 pub(crate) use socket::{
     accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener, peer_address, shutdown_write,

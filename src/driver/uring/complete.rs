@@ -8,7 +8,7 @@ use std::io;
 
 use io_uring::cqueue;
 
-use crate::driver::{AcceptMode, Event, Key, ListenerId, RecvEnd, Socket, sys};
+use crate::driver::{AcceptMode, Driver, Event, Key, ListenerId, RecvEnd, Socket, sys};
 
 use super::UringDriver;
 use super::listeners::once_of;
@@ -124,6 +124,10 @@ impl UringDriver {
             return if more { None } else { self.closed_if_done(key) };
         }
         if let Some(buf) = buf {
+            if more && slot.burst(cqueue::sock_nonempty(flags)) {
+                // Ends with an event of its own, after which the worker arms it again.
+                self.cancel_recv(key);
+            }
             return Some(Event::Received { key, buf, armed: more });
         }
         if more {

@@ -24,6 +24,7 @@ mod submit;
 mod user_data;
 mod waker;
 
+pub(crate) use setup::FD_RESERVE;
 pub use setup::{Feature, SetupError};
 pub(crate) use user_data::MAX_SLOTS;
 
@@ -90,16 +91,17 @@ pub(crate) struct DriverInfo {
 }
 
 impl UringDriver {
-    /// Makes a ring for the calling thread.
+    /// Makes a ring for the calling thread. `memlock`: its share of `RLIMIT_MEMLOCK`, if that applies.
     ///
     /// # Errors
     /// [`SetupError`], naming the cause and the remedy.
     pub(crate) fn new(
         config: &WorkerConfig,
         counters: Arc<Counters>,
+        memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError> {
         let setup::Parts { ring, buf_ring, memory, table, no_iowait, mut features, warnings } =
-            setup::parts(config)?;
+            setup::parts(config, memlock)?;
         let waker = UringWaker::new(ring.as_raw_fd())
             .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
         if let Some(slack) = config.timer_slack {
@@ -353,6 +355,7 @@ impl Driver for UringDriver {
         let Some(slot) = self.slots.get(key) else { return };
         slot.ops.insert(Ops::RECV);
         slot.ops.remove(Ops::RECV_CANCELLED);
+        slot.burst = 0;
         let entry = match slot.socket(direct) {
             SocketRef::Fixed(index) => opcode::RecvMulti::new(types::Fixed(index), buf_ring::GROUP).build(),
             SocketRef::Fd(fd) => opcode::RecvMulti::new(types::Fd(fd), buf_ring::GROUP).build(),

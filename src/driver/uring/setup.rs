@@ -122,8 +122,9 @@ fn refused(error: io::Error, sysctl: Option<String>) -> SetupError {
         },
         Some(libc::ENOMEM) => SetupError::Limit {
             what: format!(
-                "no memory for a ring ({error}): lower cq_entries and sq_entries, or raise RLIMIT_MEMLOCK \
-                 (now {} bytes) or the container's memory limit",
+                "no memory for a ring ({error}): raise RLIMIT_MEMLOCK (`ulimit -l`, LimitMEMLOCK=; now {} bytes for \
+                 all processes of this user) or the container's memory limit, or use fewer workers, or lower \
+                 cq_entries and sq_entries",
                 sys::memlock_limit(),
             ),
         },
@@ -167,11 +168,19 @@ const SMALLEST_CQ: u32 = 1024;
 /// slower, is better than none.
 fn ring(
     config: &WorkerConfig,
+    memlock: Option<u64>,
     features: &mut Vec<Feature>,
     warnings: &mut Vec<String>,
 ) -> Result<IoUring, SetupError> {
     let mut config = config.clone();
     let asked = config.cq_entries;
+    // Other workers need their share too, so do not wait until there is nothing left.
+    while memlock.is_some_and(|share| ring_bytes(&config) > share * 3 / 4)
+        && config.cq_entries / 2 >= SMALLEST_CQ
+    {
+        config.cq_entries /= 2;
+        config.sq_entries = config.sq_entries.min(256);
+    }
     loop {
         let found = features.len();
         match best_ring(&config, features) {
@@ -195,6 +204,12 @@ fn ring(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Memory of a ring, about: 16 bytes a completion, 64 a submission, the buffer ring's 16 a buffer.
+fn ring_bytes(config: &WorkerConfig) -> u64 {
+    let buffers = config.buffers.count.next_power_of_two();
+    u64::from(config.cq_entries) * 16 + u64::from(config.sq_entries) * 64 + u64::from(buffers) * 16 + (16 << 10)
 }
 
 fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUring, SetupError> {
@@ -240,11 +255,12 @@ fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
     Feature { name, on, why: if on { what } else { why_not }.to_owned() }
 }
 
-/// Makes everything that a driver needs.
-pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
+/// Makes everything that a driver needs. `memlock`: this worker's share of `RLIMIT_MEMLOCK`, if that
+/// applies to this process.
+pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts, SetupError> {
     let mut features = Vec::new();
     let mut warnings = Vec::new();
-    let ring = ring(config, &mut features, &mut warnings)?;
+    let ring = ring(config, memlock, &mut features, &mut warnings)?;
 
     let params = ring.params();
     let submit_stable = params.is_feature_submit_stable();
@@ -287,7 +303,8 @@ pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
     ));
 
     let memory = Memory::new(&config.buffers)?;
-    register_buffers(&ring, &memory, &mut features, &mut warnings);
+    let spare = memlock.map(|share| share.saturating_sub(ring_bytes(config)));
+    register_buffers(&ring, &memory, spare, &mut features, &mut warnings);
     let buf_ring = BufRing::register(&ring, &memory.pool).map_err(|source| SetupError::Missing {
         what: "provided-buffer rings",
         since: "5.19",
@@ -320,14 +337,20 @@ pub(crate) fn parts(config: &WorkerConfig) -> Result<Parts, SetupError> {
 fn register_buffers(
     ring: &IoUring,
     memory: &Memory,
+    spare: Option<u64>,
     features: &mut Vec<Feature>,
     warnings: &mut Vec<String>,
 ) {
     let (base, len) = memory.pool.arena();
-    let whole = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len }];
-    // SAFETY: the arena stays mapped as long as the driver holds `memory`, which it drops only after
-    // unregistering or leaks (invariant 2).
-    let registered = unsafe { ring.submitter().register_buffers(&whole) };
+    let registered = if spare.is_some_and(|spare| spare < len as u64) {
+        // It might fit now, and leave nothing for another worker's ring, which is needed more.
+        Err(io::Error::from_raw_os_error(libc::ENOMEM))
+    } else {
+        let whole = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len }];
+        // SAFETY: the arena stays mapped as long as the driver holds `memory`, which it drops only
+        // after unregistering or leaks (invariant 2).
+        unsafe { ring.submitter().register_buffers(&whole) }
+    };
     let why_not = match registered {
         Ok(()) => String::new(),
         Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
@@ -424,7 +447,7 @@ mod tests {
         let Ok(max_connections) = u32::try_from(nofile + 1) else { return };
         for descriptors in [Descriptors::Direct, Descriptors::Fd] {
             let config = WorkerConfig { max_connections, descriptors, ..WorkerConfig::default() };
-            let text = parts(&config).expect_err("too many").to_string();
+            let text = parts(&config, None).expect_err("too many").to_string();
             assert!(text.contains(&max_connections.to_string()), "{text}");
             assert!(text.contains(&nofile.to_string()), "{text}");
         }

@@ -52,6 +52,9 @@ pub(super) struct Slot {
     /// Descriptor, or index of the descriptor table; -1 for none.
     pub(super) socket: i32,
     pub(super) ops: Ops,
+    /// Completions of the armed receive that found more data behind them, until one did not
+    /// (`BURST_OVER` from then on): see [`burst`](Self::burst).
+    pub(super) burst: u8,
     /// The slot belongs to a connection.
     pub(super) open: bool,
     /// Close was asked for: only `Closed` is still reported.
@@ -87,6 +90,7 @@ impl Slots {
                 generation: 0,
                 socket: -1,
                 ops: Ops::default(),
+                burst: 0,
                 open: false,
                 closing: false,
                 chain: Chain::EMPTY,
@@ -122,7 +126,29 @@ impl Slots {
     }
 }
 
+/// Pieces that a multishot receive takes at a time (`MULTISHOT_MAX_RETRY` of the kernel).
+const BURST: u8 = 32;
+const BURST_OVER: u8 = u8::MAX;
+
 impl Slot {
+    /// Notes a completion of the armed receive with data, and whether the socket held more; true when
+    /// the receive is to be armed afresh.
+    ///
+    /// A receive that is armed when both much data and a reset are there already takes the data in
+    /// several goes, and with the last of them the kernel (6.18 at least) forgets the hang-up that it saw
+    /// when it began: no completion would ever tell of the reset. A fresh receive looks again.
+    #[inline]
+    pub(super) fn burst(&mut self, more_behind: bool) -> bool {
+        if self.burst == BURST_OVER {
+            return false;
+        }
+        if more_behind {
+            self.burst = (self.burst + 1).min(BURST);
+            return false;
+        }
+        std::mem::replace(&mut self.burst, BURST_OVER) == BURST
+    }
+
     /// The socket as operations name it.
     #[inline]
     pub(super) fn socket(&self, direct: bool) -> SocketRef {

@@ -1,1 +1,0 @@
-//! The driver against the real kernel, without a worker.
