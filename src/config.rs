@@ -33,7 +33,8 @@ pub struct SocketOptions {
     /// `SO_SNDBUF` in bytes (the kernel doubles it and stops tuning it); tuned by the kernel if `None`.
     pub send_buffer: Option<u32>,
     /// `SO_LINGER`; the kernel's default if `None`. `Some(Duration::ZERO)` makes every close a
-    /// reset, which can destroy data that the peer has not read.
+    /// reset, which can destroy data that the peer has not read. Other values are refused: they would
+    /// let one peer that does not read stop the worker's thread inside a close.
     pub linger: Option<Duration>,
 }
 
@@ -47,6 +48,43 @@ impl Default for SocketOptions {
             send_buffer: None,
             linger: None,
         }
+    }
+}
+
+impl SocketOptions {
+    /// Checks every option against its range.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the option, its value and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let within = |what, value: Option<Duration>, low: Duration, high: Duration| match value {
+            Some(value) if value < low || value > high => Err(ConfigError::Range {
+                what,
+                value: format!("{value:?}"),
+                allowed: format!("{low:?} to {high:?}"),
+            }),
+            _ => Ok(()),
+        };
+        if self.linger.is_some_and(|linger| !linger.is_zero()) {
+            return Err(ConfigError::Range {
+                what: "linger",
+                value: format!("{:?}", self.linger.unwrap_or_default()),
+                allowed: "zero, or none (a close that waits would stop the worker)".to_owned(),
+            });
+        }
+        let second = Duration::from_secs(1);
+        // The kernel's own limits (MAX_TCP_KEEPIDLE and its like).
+        let keepalive = self.keepalive;
+        within("keepalive idle", keepalive.map(|k| k.idle), second, Duration::from_secs(32767))?;
+        within("keepalive interval", keepalive.map(|k| k.interval), second, Duration::from_secs(32767))?;
+        if keepalive.is_some_and(|keepalive| !(1..=127).contains(&keepalive.count)) {
+            return Err(ConfigError::Range {
+                what: "keepalive count",
+                value: keepalive.map_or(0, |keepalive| keepalive.count).to_string(),
+                allowed: "1 to 127".to_owned(),
+            });
+        }
+        within("user_timeout", self.user_timeout, Duration::from_millis(1), MAX_TIMEOUT)
     }
 }
 
@@ -270,7 +308,7 @@ impl WorkerConfig {
         within("low_water", self.low_water, 0, self.high_water - 1)?;
         within("send_limit", self.send_limit, self.high_water, u32::MAX)?;
         within("sq_entries", self.sq_entries, 8, 32768)?;
-        within("cq_entries", self.cq_entries, 16, 65536)?;
+        within("cq_entries", self.cq_entries, self.sq_entries.next_power_of_two().max(16), 65536)?;
         within("mailbox", self.mailbox, 1, 1 << 24)?;
         within("turn_budget", self.turn_budget, 1, 1 << 20)?;
         within("accept_budget", self.accept_budget, 1, 1 << 20)?;
@@ -296,6 +334,19 @@ mod tests {
     #[test]
     fn the_defaults_are_allowed() {
         WorkerConfig::default().check().expect("defaults");
+    }
+
+    #[test]
+    fn options_that_would_block_or_that_the_kernel_refuses_are_refused_by_name() {
+        let lingering = SocketOptions { linger: Some(Duration::from_secs(3)), ..SocketOptions::default() };
+        assert!(lingering.check().expect_err("blocks").to_string().starts_with("linger 3s"));
+        let resetting = SocketOptions { linger: Some(Duration::ZERO), ..SocketOptions::default() };
+        resetting.check().expect("a reset does not wait");
+        let forever = SocketOptions { user_timeout: Some(Duration::MAX), ..SocketOptions::default() };
+        assert!(forever.check().expect_err("too long").to_string().starts_with("user_timeout"));
+        let idle = Keepalive { idle: Duration::MAX, interval: Duration::from_secs(1), count: 3 };
+        let keepalive = SocketOptions { keepalive: Some(idle), ..SocketOptions::default() };
+        assert!(keepalive.check().expect_err("too long").to_string().starts_with("keepalive idle"));
     }
 
     #[test]

@@ -302,6 +302,8 @@ pub enum ConnectErrorKind {
     FamilyMismatch,
     /// The timeout is zero or longer than 24 days.
     Timeout,
+    /// A socket option is out of range; [`SocketOptions::check`](crate::SocketOptions::check) says which.
+    Options,
 }
 
 impl fmt::Display for ConnectErrorKind {
@@ -312,6 +314,7 @@ impl fmt::Display for ConnectErrorKind {
             Self::Stopping => "the worker is stopping",
             Self::FamilyMismatch => "source and target address are not of one family",
             Self::Timeout => "the connect timeout must be 1 ms to 24 days",
+            Self::Options => "a socket option is out of range: SocketOptions::check says which",
         })
     }
 }

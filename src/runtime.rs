@@ -160,6 +160,7 @@ impl Builder {
         let mut info = Vec::new();
         let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> = (0..workers).map(|_| Vec::new()).collect();
         for wanted in &self.listeners {
+            wanted.options.check().map_err(StartError::Config)?;
             let (sockets, bound) = bind(wanted, workers)?;
             if bound.backlog < bound.backlog_asked {
                 warnings.push(format!(

@@ -3,12 +3,12 @@
 
 mod sim_common;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use corelane::sim::{Faults, Peer, Sim, SimConfig, SimWorker};
-use corelane::{CloseReason, WorkerConfig};
+use corelane::{BufferConfig, CloseReason, WorkerConfig};
 use sim_common::*;
 
 /// A worker that connects to `other_addr` when told so, and the log of it.
@@ -285,5 +285,65 @@ fn a_late_completion_never_reaches_the_next_connection_in_the_slot() {
         sim.run_for(20 * SECOND);
         assert_eq!(log.open(), 0, "seed {seed}");
         assert_at_rest(&worker, accepts);
+    }
+}
+
+#[test]
+fn what_arrived_during_a_pause_is_delivered_although_a_reset_followed() {
+    for seed in seeds(60) {
+        let sim = Sim::new(SimConfig::seeded(seed));
+        let log = Log::default();
+        let got = Rc::new(Cell::new(0));
+        let sum = got.clone();
+        let mut probe = Probe::new(&log);
+        probe.data = Box::new(move |conn, data| {
+            if sum.replace(sum.get() + data.len()) == 0 {
+                conn.pause();
+                conn.set_timer(Some(millis(50)));
+            }
+        });
+        probe.timer = Box::new(|conn| conn.resume());
+        let config = WorkerConfig { buffers: BufferConfig { size: 64, ..small().buffers }, ..small() };
+        let worker = sim.worker(config, &[listener()], probe).expect("it works");
+        let client = sim.connect(addr());
+        client.send(&[1; 1000]);
+        // All of it is with the worker, or in its socket, when the reset comes.
+        sim.run_until(SECOND, || client.sent_all()).unwrap_or_else(|stuck| panic!("{stuck}"));
+        sim.run_for(millis(10));
+        client.reset();
+        sim.run_until(SECOND, || worker.connections() == 0).unwrap_or_else(|stuck| panic!("{stuck}"));
+        assert_eq!((got.get(), log.reasons()), (1000, vec![CloseReason::Reset]), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_close_before_a_connection_is_established_still_sends_what_waits() {
+    for seed in seeds(40) {
+        let sim = Sim::new(SimConfig::seeded(seed));
+        let log = Log::default();
+        with_log(&log);
+        let server = sim.listen(other_addr());
+        let mut probe = Probe::new(&log);
+        probe.start = Box::new(|cx| {
+            let id = connect_from(cx, SECOND).expect("it is begun");
+            let mut conn = cx.conn(id).expect("it is being made");
+            conn.send("precious").expect("it waits");
+            conn.close();
+        });
+        let worker = sim.worker(small(), &[], probe).expect("it works");
+        let taken: RefCell<Option<Peer>> = RefCell::new(None);
+        sim.run_until(SECOND, || {
+            let mut taken = taken.borrow_mut();
+            if taken.is_none() {
+                *taken = server.accept();
+            }
+            taken.as_ref().is_some_and(|peer| peer.is_eof())
+        })
+        .unwrap_or_else(|stuck| panic!("{stuck}"));
+        let peer = taken.take().expect("it was accepted");
+        assert_eq!(peer.received(), b"precious");
+        peer.close();
+        sim.run_until(MINUTE, || worker.connections() == 0).unwrap_or_else(|stuck| panic!("{stuck}"));
+        assert_eq!(log.reasons(), [CloseReason::Local]);
     }
 }

@@ -303,3 +303,44 @@ fn a_stop_of_several_workers_ends_them_all() {
         workers.iter().filter_map(|worker| worker.report()).map(|report| report.finished).sum();
     assert_eq!(finished + log.reasons().iter().filter(|r| **r != CloseReason::Shutdown).count() as u64, 20);
 }
+
+#[test]
+fn a_broadcast_is_not_overtaken_by_what_follows_it() {
+    for seed in seeds(30) {
+        let sim = Sim::new(SimConfig::seeded(seed));
+        let log = Log::default();
+        let mut probe = Probe::new(&log);
+        let ids = Rc::new(RefCell::new(Vec::new()));
+        let names = ids.clone();
+        probe.accept = Box::new(move |_, accepted| {
+            names.borrow_mut().push(accepted.id);
+            true
+        });
+        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let client = sim.connect(addr());
+        sim.run_until(SECOND, || ids.borrow().len() == 1).unwrap_or_else(|stuck| panic!("{stuck}"));
+        let remote = worker.remote();
+        remote.broadcast("A").expect("room");
+        remote.send(ids.borrow()[0], "B").expect("room");
+        remote.broadcast("bye").expect("room");
+        if seed % 2 == 0 {
+            remote.close(ids.borrow()[0]).expect("room");
+        } else {
+            remote.stop(SECOND);
+        }
+        sim.run_until(SECOND, || client.is_eof()).unwrap_or_else(|stuck| panic!("{stuck}"));
+        assert_eq!(client.received(), b"ABbye");
+    }
+}
+
+#[test]
+fn a_stop_from_the_first_callback_is_carried_out() {
+    for seed in seeds(10) {
+        let sim = Sim::new(SimConfig::seeded(seed));
+        let log = Log::default();
+        let mut probe = Probe::new(&log);
+        probe.start = Box::new(|cx| cx.stop(SECOND));
+        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        sim.run_until(SECOND, || worker.report().is_some()).unwrap_or_else(|stuck| panic!("{stuck}"));
+    }
+}

@@ -217,6 +217,20 @@ impl Chunks {
         detached
     }
 
+    /// Whether any payload keeps a buffer of the arena from others.
+    pub(crate) fn has_lease(&self, chain: &Chain) -> bool {
+        let slab = self.0.borrow();
+        let mut at = chain.head;
+        while at != NONE {
+            let node = &slab.nodes[at as usize];
+            if node.payload.as_ref().is_some_and(Payload::is_pooled) {
+                return true;
+            }
+            at = node.next;
+        }
+        false
+    }
+
     /// Payloads in all chains.
     pub(crate) fn used(&self) -> usize {
         self.0.borrow().used

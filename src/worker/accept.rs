@@ -158,6 +158,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let Some(state) = state else {
                 self.core.counters.refused.add(1);
                 self.core.vacate(slot);
+                self.check_accept = true;
                 self.driver.discard(waiting.socket);
                 continue;
             };
@@ -174,6 +175,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
     /// Closes what was accepted but not handed over; for the end of a worker.
     pub(super) fn turn_all_away(&mut self) {
+        self.admit_at = None;
         while let Some(waiting) = self.waiting.pop_front() {
             self.driver.discard(waiting.socket);
         }

@@ -275,6 +275,11 @@ impl<S, M> Core<S, M> {
                 self.retime(slot);
                 self.mark_dirty(slot);
             }
+            // What waits for the connection is still sent when it is there.
+            Phase::Connecting if !entry.queue.is_empty() && reason != CloseReason::Shutdown => {
+                entry.reason = reason;
+                entry.flags.insert(Flags::TX_ENDING.and(Flags::CLOSE_LATER));
+            }
             Phase::Connecting => self.abort_with(slot, reason),
             Phase::Vacant | Phase::Draining | Phase::Lingering | Phase::Closing => {}
         }
@@ -361,6 +366,9 @@ impl<S, M> Core<S, M> {
         if config.timeout < Duration::from_millis(1) || config.timeout > MAX_TIMEOUT {
             return refuse(state, ConnectErrorKind::Timeout);
         }
+        if config.options.check().is_err() {
+            return refuse(state, ConnectErrorKind::Options);
+        }
         if self.table.room() == 0 {
             return refuse(state, ConnectErrorKind::WorkerFull);
         }
@@ -389,16 +397,14 @@ impl<S, M> Core<S, M> {
     }
 
     pub(crate) fn post(&mut self, worker: usize, message: M) -> Result<(), RemoteError<M>> {
-        match mailbox::post(&self.directory, worker, Envelope::User(message)) {
-            Ok(wake) => {
-                // A message to itself is found in the next turn: the mark alone keeps it awake.
-                if wake && worker != self.index() {
-                    self.wakes.push(worker as u16);
-                }
-                Ok(())
-            }
-            Err(error) => Err(mailbox::unwrap_message(error)),
+        mailbox::queue(&self.directory, worker, Envelope::User(message)).map_err(mailbox::unwrap_message)?;
+        if worker == self.index() {
+            // Found in the next turn: the mark alone keeps it awake.
+            self.directory[worker].notify();
+        } else if !self.wakes.contains(&(worker as u16)) {
+            self.wakes.push(worker as u16);
         }
+        Ok(())
     }
 
     pub(crate) fn remote(&self) -> Remote<M> {

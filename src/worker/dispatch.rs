@@ -97,6 +97,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                     _ if flags.has(Flags::TX_FAILED) => entry.reason,
                     _ => CloseReason::from_error(&error),
                 };
+                if entry.phase == Phase::Open && !entry.held.is_empty() {
+                    // What arrived before it is still delivered when the handler resumes.
+                    entry.flags.insert(Flags::RX_EOF);
+                    self.fail_later(slot, reason);
+                    return;
+                }
                 self.begin_close(slot, CloseHow::Fin, reason);
             }
         }
@@ -174,7 +180,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let failure = match result {
             Ok(sent) => {
                 core.counters.bytes_sent.add(sent);
-                entry.unsent -= sent;
+                // Zero already where the connection failed meanwhile.
+                entry.unsent = entry.unsent.saturating_sub(sent);
                 if entry.flags.has(Flags::CONGESTED) && sent > 0 {
                     entry.last_active = wheel::tick_of(core.now);
                 }
@@ -186,7 +193,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 let stuck = sent == 0 && !chain.is_empty() && !reclaim;
                 stuck.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
-            Err(error) if reclaim && is_cancelled(&error) => None,
+            // Cancelled to get its leases back, or by a kernel that cancels by socket: to be sent again.
+            Err(error) if is_cancelled(&error) => None,
             Err(error) => Some(error),
         };
         if let Some(error) = failure {
@@ -226,12 +234,20 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             (_, reason) => reason,
         };
         let receiving = entry.phase == Phase::Open
-            && entry.flags.has(Flags::ARMED)
-            && !entry.flags.has(Flags::CANCELLING);
+            && (entry.flags.has(Flags::ARMED) && !entry.flags.has(Flags::CANCELLING)
+                || entry.flags.has(Flags::STARVED.and(Flags::TX_FAILED))
+                || !entry.held.is_empty());
         if !receiving {
             self.begin_close(slot, CloseHow::Fin, reason);
-            return;
+        } else if !entry.flags.has(Flags::TX_FAILED) {
+            self.fail_later(slot, reason);
         }
+    }
+
+    /// Lets a failed connection deliver what it received before; it is closed after that, or when the
+    /// close timeout has passed.
+    fn fail_later(&mut self, slot: u32, reason: CloseReason) {
+        let entry = self.core.table.get_mut(slot);
         entry.flags.insert(Flags::TX_FAILED);
         entry.flags.remove(Flags::CONGESTED);
         entry.reason = reason;
@@ -255,10 +271,16 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 entry.limit = 0;
                 entry.last_active = tick;
                 let aborting = entry.flags.has(Flags::ABORT);
+                let closing = entry.flags.has(Flags::CLOSE_LATER);
+                let reason = entry.reason;
                 self.core.counters.connected.add(1);
                 self.core.retime(slot);
                 self.core.mark_dirty(slot);
-                if !aborting {
+                if closing && !aborting {
+                    let entry = self.core.table.get_mut(slot);
+                    entry.flags.remove(Flags::TX_ENDING.and(Flags::CLOSE_LATER));
+                    self.core.close(slot, reason);
+                } else if !aborting {
                     let (handler, mut conn) = self.conn(slot);
                     handler.on_connected(&mut conn);
                 }

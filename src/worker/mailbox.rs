@@ -83,7 +83,7 @@ impl<M> Mailbox<M> {
     /// The order "queue, then mark" here and "unmark, then drain" in [`begin_drain`](Self::begin_drain)
     /// (both sequentially consistent) leaves no envelope behind unseen: a sender that finds the
     /// mark set queued before the worker's unmarking, hence before its draining.
-    fn notify(&self) -> bool {
+    pub(crate) fn notify(&self) -> bool {
         !self.notified.swap(true, Ordering::SeqCst)
     }
 
@@ -274,9 +274,8 @@ impl<M> Remote<M> {
     pub fn stop(&self, deadline: Duration) {
         for mailbox in self.directory.iter() {
             let _ = mailbox.stop.set(deadline);
-            if mailbox.notify() {
-                mailbox.wake();
-            }
+            mailbox.notify();
+            mailbox.wake();
         }
     }
 }
@@ -293,6 +292,19 @@ pub(crate) fn post<M>(
     mailbox.push(envelope).map_err(|Refused { envelope, full }| {
         if full { RemoteError::Full(envelope) } else { RemoteError::Stopped(envelope) }
     })
+}
+
+/// Puts an envelope into a worker's mailbox without marking it: the caller marks and wakes.
+pub(crate) fn queue<M>(
+    directory: &Directory<M>,
+    worker: usize,
+    envelope: Envelope<M>,
+) -> Result<(), RemoteError<Envelope<M>>> {
+    let Some(mailbox) = directory.get(worker) else { return Err(RemoteError::Stopped(envelope)) };
+    if mailbox.closed.load(Ordering::Acquire) {
+        return Err(RemoteError::Stopped(envelope));
+    }
+    mailbox.queue.push(envelope).map_err(RemoteError::Full)
 }
 
 /// The message in a refused user envelope.

@@ -48,6 +48,9 @@ pub(crate) use reconcile::SEND_BATCH;
 /// After the deadline of a stop, how long resets may take until the worker gives up waiting.
 const LAST_GRACE: Duration = Duration::from_secs(2);
 
+/// How long a stop waits for the mailbox to be empty, if others keep filling it.
+const LAST_ORDERS: Duration = Duration::from_millis(100);
+
 /// A listener for a worker, with what accepting must know of it.
 pub(crate) struct WorkerListener<L> {
     pub(crate) listener: L,
@@ -83,6 +86,8 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     reclaim_at: Option<Time>,
     /// Connections waited for buffers when this turn's operations were begun.
     pressed: bool,
+    /// When a stop was first seen.
+    stop_seen: Option<Time>,
     /// The next step of stopping: the deadline, then the end of the last grace.
     stop_at: Option<Time>,
     gave_up_on_grace: bool,
@@ -118,6 +123,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             walking: Vec::with_capacity(1024),
             reclaim_at: None,
             pressed: false,
+            stop_seen: None,
             stop_at: None,
             gave_up_on_grace: false,
             finished: 0,
@@ -186,6 +192,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             || self.can_admit()
             || !self.core.broadcasts.is_empty()
             || self.can_feed()
+            || !self.core.connects.is_empty()
+            || (self.core.stop_requested.is_some() && !self.core.stopping)
             || self.core.directory[self.core.index()].is_notified();
         if busy {
             return Some(Duration::ZERO);
@@ -201,6 +209,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.core.request_stop(deadline);
         }
         for _ in 0..self.core.config.turn_budget {
+            if !self.core.broadcasts.is_empty() {
+                break;
+            }
             let Some(envelope) = self.core.directory[index].pop() else { return };
             self.core.counters.mailbox.add(1);
             match envelope {
@@ -252,6 +263,13 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if let Some(deadline) = self.core.stop_requested
             && !self.core.stopping
         {
+            // What was sent from outside before the stop still goes out, unless it never ends.
+            let seen = *self.stop_seen.get_or_insert(self.core.now);
+            let unread =
+                !self.core.broadcasts.is_empty() || self.core.directory[self.core.index()].is_notified();
+            if unread && self.core.now.since(seen) < deadline.min(LAST_ORDERS) {
+                return;
+            }
             self.handler.on_stop(&mut Cx { core: &mut self.core });
             self.core.stopping = true;
             self.stop_at = Some(self.core.now + deadline);

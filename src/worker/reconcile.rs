@@ -52,6 +52,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.walking.clear();
         }
         while let Some(peer) = self.core.wakes.pop() {
+            if !self.core.directory[peer as usize].notify() {
+                continue;
+            }
             if let Some(waker) = self.core.directory[peer as usize].waker::<D::Waker>() {
                 self.driver.wake_peer(waker);
             }
@@ -62,6 +65,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if self.core.table.get(slot).phase != Phase::Connecting {
             return;
         }
+        self.check_accept = true;
         let key = self.core.table.key(slot);
         if let Err(error) = self.driver.connect(key, config) {
             // Nothing was begun, so no event will end it.
@@ -94,6 +98,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             if !entry.queue.is_empty() {
                 let chain = core.memory.chunks.split_front(&mut entry.queue, SEND_BATCH);
                 entry.flags.insert(Flags::SENDING);
+                entry.flags.set(Flags::LEASED, core.memory.chunks.has_lease(&chain));
                 self.driver.send(key, chain);
             } else if entry.flags.has(Flags::TX_ENDING) {
                 let both_ended = entry.flags.has(Flags::RX_EOF) && entry.held.is_empty();
@@ -256,7 +261,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let copied = chunks.detach(&mut entry.queue) + chunks.detach(&mut entry.held);
             self.core.counters.reclaimed.add(copied.into());
             found |= copied > 0;
-            let sending = entry.flags.has(Flags::SENDING) && !entry.flags.has(Flags::RECLAIM);
+            let sending = entry.flags.has(Flags::SENDING)
+                && entry.flags.has(Flags::LEASED)
+                && !entry.flags.has(Flags::RECLAIM);
             if sending && entry.phase != Phase::Closing {
                 entry.flags.insert(Flags::RECLAIM);
                 self.driver.cancel_send(key);

@@ -73,6 +73,10 @@ impl Flags {
     pub(crate) const FED: Flags = Flags(1 << 16);
     /// Receiving pauses by itself while the connection is congested.
     pub(crate) const AUTO_PAUSE: Flags = Flags(1 << 17);
+    /// The send in flight holds buffers of the arena.
+    pub(crate) const LEASED: Flags = Flags(1 << 18);
+    /// To be closed gracefully as soon as it is connected.
+    pub(crate) const CLOSE_LATER: Flags = Flags(1 << 19);
 
     #[inline]
     pub(crate) fn has(self, any: Flags) -> bool {

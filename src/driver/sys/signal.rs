@@ -46,7 +46,7 @@ impl Signals {
     /// Only what the system reports besides a timeout or an interruption.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<i32>> {
         let set = stop_signals();
-        let until = timeout.map(|timeout| std::time::Instant::now() + timeout);
+        let until = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
         loop {
             let left = until.map(|until| until.saturating_duration_since(std::time::Instant::now()));
             let spec = left.map(|left| libc::timespec {

@@ -13,7 +13,8 @@ pub(crate) const GROUP: u16 = 0;
 
 pub(crate) struct BufRing {
     /// The entries; the kernel reads them.
-    memory: Arena,
+    memory: std::mem::ManuallyDrop<Arena>,
+    leaked: bool,
     mask: u16,
     tail: u16,
 }
@@ -30,14 +31,12 @@ impl BufRing {
         // SAFETY: the ring's memory is page-aligned, `entries` entries long, and lives as long as
         // this value, which the driver drops only after unregistering or leaks (invariant 2).
         unsafe { ring.submitter().register_buf_ring_with_flags(address, entries, GROUP, 0) }?;
-        Ok(Self { memory, mask: entries - 1, tail: 0 })
+        Ok(Self { memory: std::mem::ManuallyDrop::new(memory), leaked: false, mask: entries - 1, tail: 0 })
     }
 
     /// Keeps the ring's memory mapped for ever, because the kernel may still read it.
     pub(crate) fn leak(&mut self) {
-        if let Ok(empty) = Arena::map(size_of::<BufRingEntry>()) {
-            std::mem::forget(std::mem::replace(&mut self.memory, empty));
-        }
+        self.leaked = true;
     }
 
     /// Lends every free buffer of `pool` to the kernel: one store makes all of them visible.
@@ -67,6 +66,16 @@ impl BufRing {
             // reads (invariant 4).
             let shared = unsafe { AtomicU16::from_ptr(tail_field.cast_mut()) };
             shared.store(tail, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for BufRing {
+    fn drop(&mut self) {
+        if !self.leaked {
+            // SAFETY: dropped once, here, and not used afterwards; the driver has unregistered the ring
+            // or closed it with no operation left, or else said `leak` (invariant 2).
+            unsafe { std::mem::ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }

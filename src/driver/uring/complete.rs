@@ -108,7 +108,7 @@ impl UringDriver {
             None => None,
         };
         if !more {
-            self.in_flight -= 1;
+            self.in_flight = self.in_flight.saturating_sub(1);
         }
         let Some(slot) = self.slots.get(key) else {
             self.counters.stale.add(1);
@@ -149,7 +149,7 @@ impl UringDriver {
 
     #[inline]
     fn sent(&mut self, key: Key, result: i32) -> Option<Event> {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         let Some(slot) = self.slots.get(key) else {
             self.counters.stale.add(1);
             return None;
@@ -167,7 +167,7 @@ impl UringDriver {
     fn accepted_multi(&mut self, key: Key, result: i32, armed: bool) -> Option<Event> {
         let listener = ListenerId(key.slot as u16);
         if !armed {
-            self.in_flight -= 1;
+            self.in_flight = self.in_flight.saturating_sub(1);
             self.listeners.multishot_ended(listener);
         }
         let mode = AcceptMode::Multishot;
@@ -179,7 +179,7 @@ impl UringDriver {
     }
 
     fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         let (listener, index) = once_of(key.slot);
         let peer = self.listeners.once_ended(listener, index).flatten();
         let mode = AcceptMode::Once;
@@ -191,7 +191,7 @@ impl UringDriver {
 
     /// An outgoing socket is in the descriptor table (or not): now it can be connected.
     fn registered(&mut self, key: Key, result: i32) -> Option<Event> {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         let pending = self.registering.remove(&key.slot);
         let Some(slot) = self.slots.get(key) else {
             self.counters.stale.add(1);
@@ -220,7 +220,7 @@ impl UringDriver {
     }
 
     fn connected(&mut self, key: Key, result: i32) -> Option<Event> {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         let Some(slot) = self.slots.get(key) else {
             self.counters.stale.add(1);
             return None;
@@ -235,7 +235,7 @@ impl UringDriver {
 
     /// An operation that only closing waits for has ended.
     fn op_ended(&mut self, key: Key, op: Ops) -> Option<Event> {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         let Some(slot) = self.slots.get(key) else {
             self.counters.stale.add(1);
             return None;

@@ -79,6 +79,8 @@ pub(crate) struct UringDriver {
     in_flight: usize,
     direct: bool,
     peer_addresses: bool,
+    /// The driver is ending: its own operations are not armed any more.
+    draining: bool,
     finished: bool,
 }
 
@@ -132,6 +134,7 @@ impl UringDriver {
             in_flight: 0,
             direct: table > 0,
             peer_addresses: config.peer_addresses,
+            draining: false,
             finished: false,
         };
         driver.arm_wake();
@@ -140,7 +143,7 @@ impl UringDriver {
     }
 
     fn arm_wake(&mut self) {
-        if self.finished {
+        if self.draining {
             return;
         }
         let value: *mut u64 = self.wake_value.as_ptr();
@@ -181,6 +184,7 @@ impl UringDriver {
     /// `patience` is over. Connections must have been closed by now; those that were not (the worker
     /// panicked) are closed here. Returns the number of operations left.
     fn drain(&mut self, patience: Duration) -> usize {
+        self.draining = true;
         let until = Instant::now() + patience;
         for id in self.listeners.ids() {
             self.cancel_accept(id);
@@ -190,7 +194,6 @@ impl UringDriver {
                 self.close(key, CloseHow::Reset);
             }
         }
-        self.finished = true;
         if self.wake_armed {
             self.cancel(Kind::Wake, Key { slot: 0, generation: 0 }, Kind::Cancel);
         }
@@ -217,7 +220,9 @@ impl UringDriver {
 
     /// Drains, then gives back what is registered, or leaks what the kernel still holds.
     fn end(&mut self, patience: Duration) -> usize {
-        let left = self.drain(patience);
+        // A drain that did not come to its end (it panicked) is not begun again.
+        let left = if self.draining { self.in_flight.max(1) } else { self.drain(patience) };
+        self.finished = true;
         if left > 0 {
             // Memory that the kernel may still write or read is never freed (promises 1 and 2).
             self.memory.leak();

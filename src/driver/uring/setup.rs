@@ -209,7 +209,10 @@ fn ring(
 /// Memory of a ring, about: 16 bytes a completion, 64 a submission, the buffer ring's 16 a buffer.
 fn ring_bytes(config: &WorkerConfig) -> u64 {
     let buffers = config.buffers.count.next_power_of_two();
-    u64::from(config.cq_entries) * 16 + u64::from(config.sq_entries) * 64 + u64::from(buffers) * 16 + (16 << 10)
+    u64::from(config.cq_entries) * 16
+        + u64::from(config.sq_entries) * 64
+        + u64::from(buffers) * 16
+        + (16 << 10)
 }
 
 fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUring, SetupError> {
