@@ -95,7 +95,7 @@ fn check_load(result: &Value) {
          intervals.0.failed:i intervals.0.replied:i intervals.0.messages_per_s:n intervals.0.error_rate:n \
          intervals.0.p50_us:n? intervals.0.p99_us:n? \
          thresholds.0.expression:s thresholds.0.value:n? thresholds.0.unit:s thresholds.0.failed:b \
-         verdict.valid:b verdict.passed:b verdict.interrupted:b verdict.exit_code:i verdict.reasons:a verdict.notes:a",
+         verdict.valid:b verdict.passed:b verdict.failed:b verdict.interrupted:b verdict.exit_code:i verdict.reasons:a verdict.notes:a",
     );
     for percentiles in ["ramp.connect_us", "window.response_us"] {
         let fields: Vec<_> = PERCENTILES.iter().map(|field| format!("{percentiles}.{field}")).collect();

@@ -40,8 +40,8 @@ fn result(ended: &Ended) -> Value {
 fn went_well(ended: &Ended) {
     match ended.code {
         Some(0) => {}
-        Some(5) if ended.stderr.contains("sent on schedule: the generator is saturated") => {
-            eprintln!("busy machine: {}", ended.stderr);
+        Some(5) if format!("{}{}", ended.stdout, ended.stderr).contains("the generator is saturated") => {
+            eprintln!("busy machine: {ended:?}");
         }
         _ => panic!("{ended:?}"),
     }
@@ -182,18 +182,94 @@ fn wrong_replies_are_noticed() {
         }
     });
     let (ended, result) = load(addr, &["echo", "-c", "3", "--warmup", "0s"]);
-    assert_eq!(ended.code, Some(0), "errors alone do not fail: {ended:?}");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("FAILED: none of the 3 messages of the window was answered"), "{ended:?}");
+    assert_eq!(result["verdict"]["failed"], true);
     assert_eq!(result["window"]["lost"], 3, "{ended:?}");
     assert_eq!(result["errors"]["server"]["reply_mismatch"], 3, "{ended:?}");
     let first = result["errors"]["first_mismatch"].as_str().expect("said");
     assert!(first.contains("byte 0") && first.contains("expected"), "{first}");
-    let (ended, _) = load(addr, &["echo", "-c", "3", "--warmup", "0s", "--fail-if", "mismatches>0"]);
-    assert_eq!(ended.code, Some(3), "{ended:?}");
-    // All connections end in the warm-up: there is nothing to report, and that is a failure.
-    let (ended, _) = load(addr, &["echo", "-c", "3"]);
+    // A failed run is that above all.
+    let (ended, result) = load(addr, &["echo", "-c", "3", "--warmup", "0s", "--fail-if", "mismatches>0"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(result["verdict"]["passed"], false);
+    // All connections end in the warm-up, long before it is over: there is nothing to report.
+    let (ended, _) = load(addr, &["echo", "-c", "3", "--warmup", "60s", "-d", "60s"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("no message was sent in the window"), "{ended:?}");
     assert!(ended.stderr.contains("stopped early"), "{ended:?}");
+}
+
+#[test]
+fn a_run_whose_connections_all_end_is_over_and_has_failed() {
+    // Answers ten times, then closes.
+    let addr = server(|mut stream| {
+        let mut piece = [0; 64];
+        for _ in 0..10 {
+            if stream.read_exact(&mut piece).is_err() || stream.write_all(&piece).is_err() {
+                return;
+            }
+        }
+    });
+    let begun = std::time::Instant::now();
+    let (ended, result) = load(addr, &["echo", "-c", "4", "--workers", "2", "--warmup", "0s", "-d", "60s"]);
+    assert!(begun.elapsed() < Duration::from_secs(30), "noticed at once: {:?}", begun.elapsed());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(result["window"]["replied"], 40, "{ended:?}");
+    assert!(ended.stderr.contains("result      FAILED: stopped early: all connections"), "{ended:?}");
+}
+
+#[test]
+fn connections_that_were_never_established_fail_the_run() {
+    let server = Server::start(&["echo"]);
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("address");
+    let target = format!("{},{free}", server.addr);
+    let ended = run(&["load", "echo", "--target", &target, "-c", "4", "-d", "200ms", "--warmup", "0s"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("FAILED: 2 of 4 connections were never established"), "{ended:?}");
+}
+
+#[test]
+fn what_had_no_connection_was_not_measured() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("address");
+    let args = ["echo", "-c", "2", "--fail-if", "errors>1k", "--fail-if", "error_rate>50%"];
+    let (ended, result) = load(free, &args);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for threshold in result["thresholds"].as_array().expect("an array") {
+        assert!(threshold["value"].is_null() && threshold["failed"] == true, "{threshold}");
+    }
+    assert!(ended.stderr.contains("not measured"), "{ended:?}");
+}
+
+/// The tool with its output going where it cannot go.
+fn full(args: &[&str], stdout: bool, stderr: bool) -> Option<i32> {
+    let sink = |full: bool| {
+        let path = if full { "/dev/full" } else { "/dev/null" };
+        std::fs::File::options().write(true).open(path).expect("a device")
+    };
+    let mut command = corelane(args);
+    command.stdin(std::process::Stdio::null()).stdout(sink(stdout)).stderr(sink(stderr));
+    command.status().expect("runs").code()
+}
+
+#[test]
+fn output_that_cannot_be_written_is_no_panic() {
+    let server = Server::start(&["echo"]);
+    let target = server.addr.to_string();
+    let file = std::env::temp_dir().join(format!("corelane-full-{}.json", std::process::id()));
+    let path = file.to_str().expect("a path");
+    let args = ["load", "echo", "--target", &target, "-c", "2", "-d", "200ms", "--warmup", "0s", "--json"];
+    // The table has nowhere to go; the document is written all the same.
+    assert_eq!(full(&[&args[..], &[path]].concat(), true, true), Some(1));
+    let text = std::fs::read_to_string(&file).expect("written");
+    let _ = std::fs::remove_file(&file);
+    assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["schema"], "corelane-load/1");
+    assert_eq!(full(&[&args[..], &["-"]].concat(), true, false), Some(1));
+    assert_eq!(full(&[&args[..], &["/dev/full"]].concat(), false, false), Some(1));
+    // What is said on standard error is not the result.
+    assert_eq!(full(&[&args[..], &["-"]].concat(), false, true), Some(0));
+    assert_eq!(full(&["serve", "echo", "--listen", "127.0.0.1:0"], true, true), Some(1));
+    assert_eq!(full(&["serve", "echo", "--listen", "nowhere"], true, true), Some(2));
 }
 
 #[test]
@@ -219,7 +295,7 @@ fn a_silent_server_shows_as_timeouts_in_the_percentiles() {
     });
     let (ended, result) =
         load(addr, &["echo", "-c", "4", "--pipeline", "2", "--timeout", "200ms", "--warmup", "0s"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.code, Some(1), "nothing was answered: {ended:?}");
     let window = &result["window"];
     assert_eq!(window["timed_out"], 8, "{ended:?}");
     assert_eq!(window["error_rate"], 1.0);
@@ -265,22 +341,27 @@ fn a_slow_server_cannot_hide_behind_the_clients_it_delays() {
 
 #[test]
 fn a_server_that_hangs_up_shows_as_lost_and_gone() {
-    // Answers three times, then closes.
-    let addr = server(|mut stream| {
+    // Answers three times, then closes; every other connection stays, so that the run goes on.
+    let count = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let addr = server(move |mut stream| {
+        let stays = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2 == 1;
         let mut line = [0; 5];
-        for _ in 0..3 {
+        let mut answers = 0;
+        while stays || answers < 3 {
             if stream.read_exact(&mut line).is_err() || stream.write_all(b"pong\n").is_err() {
                 return;
             }
+            answers += 1;
         }
     });
     let args = ["heartbeat", "-c", "6", "--interval", "50ms", "--warmup", "0s", "-d", "1s"];
     let (ended, result) = load(addr, &args);
     let (window, errors) = (&result["window"], &result["errors"]["server"]);
     let closed = errors["recv_eof"].as_u64().unwrap_or(0) + errors["recv_reset"].as_u64().unwrap_or(0);
-    assert_eq!(closed, 6, "{ended:?}");
+    assert_eq!(closed, 3, "{ended:?}");
     assert!(window["gone"].as_u64() > Some(0), "{window}");
-    assert_eq!(window["open_at_end"], 0);
+    assert_eq!(window["open_at_end"], 3);
+    went_well(&ended);
     let fates = ["replied", "timed_out", "lost", "missed", "gone"];
     let sum: u64 = fates.iter().filter_map(|name| window[*name].as_u64()).sum();
     assert_eq!(window["planned"], sum, "each planned message has one fate: {window}");

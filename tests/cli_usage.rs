@@ -34,12 +34,24 @@ fn bad_values_name_the_flag_and_what_would_be_right() {
     refused(&["serve", "echo", "--dual-stack"], 2, &["[::]"]);
     refused(&["serve", "telnet"], 2, &["echo, heartbeat, discard"]);
     refused(&["load", "echo", "--workers"], 2, &["--workers"]);
+    refused(&["load", "echo", "--source", "::1"], 2, &["family"]);
+    refused(&["load", "echo", "--overlap", "skip"], 2, &["--rate"]);
+    refused(&["load", "echo", "--fail-if", "error_rate>5"], 2, &["--fail-if", "did you mean 5%"]);
+    refused(&["load", "heartbeat", "--interval", "10us"], 2, &["--interval", "at least 1ms"]);
+    refused(&["load", "echo", "--size", "-5"], 2, &["--size", "'-5' is negative"]);
+    refused(&["load", "echo", "-d", "-5s"], 2, &["--duration", "'-5s' is negative"]);
+    refused(&["serve", "heartbeat", "--max-line", "2B"], 2, &["--max-line", "at least 5"]);
+    refused(&["serve", "heartbeat", "--max-line", "1x"], 2, &["--max-line", "KiB"]);
+    for args in [&["load", "echo", "--json"][..], &["serve", "echo", "--report-json"], &["bench", "--json"]] {
+        let path = "/nonexistent/result.json";
+        refused(&[args, &[path]].concat(), 2, &[args[args.len() - 1], path, "No such file"]);
+    }
 }
 
 #[test]
 fn what_the_machine_cannot_do_is_refused_before_it_is_tried() {
     refused(&["load", "echo", "-c", "1m"], 4, &["1,000,000", "ip_local_port_range", "--target 127.0.0.1-"]);
-    refused(&["load", "echo", "--source", "::1"], 4, &["family"]);
+    refused(&["load", "echo", "--source", "192.0.2.77"], 4, &["192.0.2.77", "no interface of this machine"]);
 }
 
 #[test]

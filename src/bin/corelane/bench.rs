@@ -6,7 +6,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::load::json::{Environment, Report, Tool};
-use crate::load::write_json;
+use crate::output::{self, Sink, say};
 use crate::{Failure, exit, proc, show};
 
 /// Runs the main job.
@@ -98,10 +98,11 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
     thread::spawn(move || {
         if let Ok(Some(_)) = signals.wait(None) {
             // Both children notice that their standard input ends.
-            eprintln!("interrupted");
+            say!("interrupted");
             std::process::exit(exit::INTERRUPTED.into());
         }
     });
+    let sink = args.json.as_deref().map(|path| Sink::open("--json", path)).transpose()?;
     let cpus = proc::allowed_cpus();
     let server_cpu = cpus.first().copied().unwrap_or(0);
     let load_cpu = cpus.get(1).copied().unwrap_or(server_cpu);
@@ -116,9 +117,9 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
         scenarios: Vec::new(),
     };
     for scenario in &SCENARIOS {
-        eprintln!("running: {}", scenario.name);
+        say!("running: {}", scenario.name);
         let measured = measure(scenario, server_cpu, load_cpu, args.quick)
-            .map_err(|error| Failure::run(format!("{}: {error}", scenario.name)))?;
+            .map_err(|failure| failure.at(scenario.name))?;
         document.scenarios.push(measured);
     }
     if let Some(environment) = document.scenarios.first().and_then(|first| first.server.get("environment")) {
@@ -128,21 +129,19 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
             document.environment.cpus_allowed = cpus;
         }
     }
-    let table = table(&document);
-    if args.json.as_deref().is_some_and(|path| path.as_os_str() == "-") {
-        eprint!("{table}");
-    } else {
-        print!("{table}");
-    }
-    if let Some(path) = &args.json {
-        write_json(path, &document)?;
-    }
-    let valid = document.scenarios.iter().all(|measured| measured.valid);
-    Ok(ExitCode::from(if valid { exit::OK } else { exit::SATURATED }))
+    output::publish(&table(&document), sink, &document)?;
+    let any = |code| document.scenarios.iter().any(|measured| measured.load.verdict.exit_code == code);
+    Ok(ExitCode::from(match () {
+        () if any(exit::FAILURE) => exit::FAILURE,
+        () if document.scenarios.iter().any(|measured| !measured.valid) => exit::SATURATED,
+        () => exit::OK,
+    }))
 }
 
 /// A child of ours: what it prints arrives as lines; it is ended when this is dropped.
 struct Process {
+    /// What it is called.
+    role: &'static str,
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -150,16 +149,16 @@ struct Process {
 }
 
 impl Process {
-    fn start(args: &[String]) -> Result<Self, String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    fn start(role: &'static str, args: &[String]) -> Result<Self, Failure> {
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::run(format!("cannot find this program: {error}")))?;
         let mut child = Command::new(program)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| format!("cannot start another process: {error}"))?;
+            .map_err(|error| Failure::run(format!("cannot start another process: {error}")))?;
         let (sender, lines) = channel();
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || {
@@ -177,16 +176,16 @@ impl Process {
                 text
             })
         });
-        Ok(Self { stdin: child.stdin.take(), child, lines, errors })
+        Ok(Self { role, stdin: child.stdin.take(), child, lines, errors })
     }
 
     /// The next line, or what the child said on standard error if there is none.
-    fn line(&mut self, limit: Duration) -> Result<String, String> {
+    fn line(&mut self, limit: Duration) -> Result<String, Failure> {
         self.lines.recv_timeout(limit).map_err(|error| self.complaint(error))
     }
 
     /// Everything that the child still prints until it ends by itself.
-    fn rest(&mut self, limit: Duration) -> Result<String, String> {
+    fn rest(&mut self, limit: Duration) -> Result<String, Failure> {
         let deadline = Instant::now() + limit;
         let mut text = String::new();
         loop {
@@ -201,15 +200,34 @@ impl Process {
         }
     }
 
-    fn complaint(&mut self, error: RecvTimeoutError) -> String {
-        let what = match error {
-            RecvTimeoutError::Timeout => "a child process took too long",
-            RecvTimeoutError::Disconnected => "a child process ended early",
+    fn complaint(&mut self, error: RecvTimeoutError) -> Failure {
+        let ended = match error {
+            RecvTimeoutError::Timeout => None,
+            RecvTimeoutError::Disconnected => self.status(),
         };
-        // Ended first, so that its standard error ends too.
+        // Ended before its words are awaited, so that they end too.
         let _ = self.child.kill();
         let said = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        format!("{what}: {}", said.trim())
+        let said = said.trim();
+        let role = self.role;
+        match ended {
+            Some(status) => {
+                Failure::of_child(status.code(), format!("the {role} ended early ({status}): {said}"))
+            }
+            None => Failure::run(format!("the {role} took too long: {said}")),
+        }
+    }
+
+    /// How it ended, given a moment to do so.
+    fn status(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Some(status),
+                Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+                _ => return None,
+            }
+        }
     }
 }
 
@@ -225,15 +243,20 @@ fn strings(args: &[&str]) -> Vec<String> {
     args.iter().map(|&arg| arg.to_owned()).collect()
 }
 
-fn measure(scenario: &Scenario, server_cpu: usize, load_cpu: usize, quick: bool) -> Result<Measured, String> {
+fn measure(
+    scenario: &Scenario,
+    server_cpu: usize,
+    load_cpu: usize,
+    quick: bool,
+) -> Result<Measured, Failure> {
     let mut args = strings(&["serve", scenario.server, "--listen", "127.0.0.1:0", "--report-json", "-"]);
     args.extend(strings(&["--until-stdin-ends", "--shutdown-timeout", "3s", "--cpus"]));
     args.push(server_cpu.to_string());
-    let mut server = Process::start(&args)?;
+    let mut server = Process::start("server", &args)?;
     let line = server.line(PATIENCE)?;
     let address = line
         .strip_prefix("listening on ")
-        .ok_or_else(|| format!("the server printed '{line}' instead of its address"))?;
+        .ok_or_else(|| Failure::run(format!("the server printed '{line}' instead of its address")))?;
 
     let (window, warmup) = if quick { ("2s", "300ms") } else { ("6s", "1s") };
     let mut args = strings(&["load"]);
@@ -241,7 +264,7 @@ fn measure(scenario: &Scenario, server_cpu: usize, load_cpu: usize, quick: bool)
     args.extend(strings(&["--target", address, "-d", window, "--warmup", warmup, "--json", "-", "--quiet"]));
     args.extend(strings(&["--until-stdin-ends", "--cpus", &load_cpu.to_string()]));
     args.extend(strings(&["--server-pid", &server.child.id().to_string()]));
-    let mut load = Process::start(&args)?;
+    let mut load = Process::start("load generator", &args)?;
     let text = load.rest(Duration::from_secs(60))?;
     let report: Report =
         serde_json::from_str(&text).map_err(|_| load.complaint(RecvTimeoutError::Disconnected))?;
@@ -324,7 +347,11 @@ fn table(document: &Document) -> String {
             or_dash(measured.server_rss_bytes_per_connection.map(|value| format!("{value:.0} B"))),
             or_dash(measured.server_enters_per_message.map(|value| format!("{value:.3}"))),
             show::count(measured.errors),
-            if measured.valid { "" } else { "  INVALID" },
+            match () {
+                () if measured.load.verdict.failed => "  FAILED",
+                () if !measured.valid => "  INVALID",
+                () => "",
+            },
         ));
     }
     let fixed = environment.features.iter().any(|feature| feature.on && feature.name == "FIXED_BUFFERS");

@@ -5,6 +5,7 @@
 
 mod bench;
 mod load;
+mod output;
 mod proc;
 mod serve;
 mod show;
@@ -15,6 +16,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use corelane::{Signals, StartError};
+
+use crate::output::say;
 
 /// What the exit code says.
 pub mod exit {
@@ -32,6 +35,9 @@ pub mod exit {
     pub const SATURATED: u8 = 5;
     /// A signal cut it short.
     pub const INTERRUPTED: u8 = 130;
+
+    /// Signals this close together are one: `timeout` signals its child, then the child's group.
+    pub const ECHO: std::time::Duration = std::time::Duration::from_millis(200);
 }
 
 /// Completion-based network runtime: servers, load generator, benchmark
@@ -76,6 +82,19 @@ impl Failure {
         Self { code: exit::USAGE, message: message.into() }
     }
 
+    /// It failed as a child process did that was to do a part of it.
+    pub fn of_child(code: Option<i32>, message: impl Into<String>) -> Self {
+        match code {
+            Some(code) if code == i32::from(exit::PREFLIGHT) => Self::preflight(message),
+            _ => Self::run(message),
+        }
+    }
+
+    /// What went wrong, and where.
+    pub fn at(self, place: &str) -> Self {
+        Self { message: format!("{place}: {}", self.message), ..self }
+    }
+
     /// This machine cannot do it.
     pub fn preflight(message: impl Into<String>) -> Self {
         Self { code: exit::PREFLIGHT, message: message.into() }
@@ -104,7 +123,7 @@ fn main() -> ExitCode {
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => {
-            eprintln!("error: cannot take over SIGINT and SIGTERM: {error}");
+            say!("error: cannot take over SIGINT and SIGTERM: {error}");
             return ExitCode::from(exit::FAILURE);
         }
     };
@@ -114,7 +133,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::main(args, signals),
     };
     done.unwrap_or_else(|failure| {
-        eprintln!("error: {failure}");
+        say!("error: {failure}");
         ExitCode::from(failure.code)
     })
 }

@@ -9,6 +9,9 @@ use std::time::Duration;
 
 /// Splits `10.5k/s` into the number and what follows it.
 fn number(text: &str) -> Result<(f64, &str), String> {
+    if text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.')) {
+        return Err(format!("'{text}' is negative"));
+    }
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     let value: f64 =
@@ -58,6 +61,14 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     whole(value * factor, text)
 }
 
+/// A size that is at least one byte and fits 32 bits.
+pub fn bytes_u32(text: &str) -> Result<u32, String> {
+    match bytes(text)? {
+        0 => Err("must be at least 1".to_owned()),
+        value => u32::try_from(value).map_err(|_| format!("{value} is more than {}", u32::MAX)),
+    }
+}
+
 /// Rounds what must be a whole number; refuses `1.5` (but not `1.5k`).
 fn whole(value: f64, text: &str) -> Result<u64, String> {
     if value.fract().abs() > 1e-6 {
@@ -93,6 +104,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be longer than zero".to_owned()),
+        value => Ok(value),
+    }
+}
+
+/// A [`duration`] between beats: at least a millisecond.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        value if value < Duration::from_millis(1) => Err("must be at least 1ms".to_owned()),
         value => Ok(value),
     }
 }

@@ -59,6 +59,13 @@ pub enum Event {
         /// How many are established and how many failed.
         gauges: Gauges,
     },
+    /// The last of a worker's connections ended.
+    Ended {
+        /// Which worker.
+        worker: usize,
+        /// How it stands.
+        gauges: Gauges,
+    },
     /// A worker has nothing outstanding any more, and its last interval is handed over.
     Done,
     /// A signal arrived.
@@ -415,6 +422,10 @@ impl Handler for Generator {
         self.slots[slot] = Slot::Gone;
         self.interval.gauges.open -= 1;
         self.interval.gauges.gone += 1;
+        if self.interval.gauges.open == 0 && self.unresolved == 0 {
+            // Not left to the next hand-over: the run may be over before it.
+            let _ = self.events.send(Event::Ended { worker: self.worker, gauges: self.interval.gauges });
+        }
         if !peer.condemned
             && let Some(class) = ErrorClass::of_close(reason)
         {

@@ -274,6 +274,7 @@ pub struct Threshold {
 pub struct Verdict {
     pub valid: bool,
     pub passed: bool,
+    pub failed: bool,
     pub interrupted: bool,
     pub exit_code: u8,
     pub reasons: Vec<String>,

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use super::json::Row;
+use crate::output::say;
 use crate::show;
 
 /// Where the line goes: rewritten in place on a terminal, one after the other elsewhere.
@@ -42,7 +43,7 @@ impl Live {
     /// Leaves the last line as it is, so that what follows begins on a new one.
     pub fn finish(&self) {
         if let Self::Stderr { rewrite: true } = self {
-            eprintln!();
+            say!("");
         }
     }
 }

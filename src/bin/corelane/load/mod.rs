@@ -16,8 +16,7 @@ mod stats;
 mod threshold;
 mod traffic;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +26,7 @@ use corelane::Signals;
 
 use self::plan::{Content, Overlap, Phase, Plan, Schedule, Traffic};
 use self::threshold::Condition;
+use crate::output::{self, Sink, say};
 use crate::units::{self, Cpus, Sources, Targets};
 use crate::{Failure, proc};
 
@@ -40,7 +40,10 @@ pub enum Load {
         corelane load echo --target 127.0.0.1:7000 -c 64 --rate 50k/s --fail-if 'p99>1ms' --fail-if 'errors>0'\n\n\
         Without --rate each connection sends its next message when the reply has come (closed loop). With --rate \
         messages are sent by the clock, and latency counts from the moment they were due (open loop): what a \
-        client sees that does not wait for the server.")]
+        client sees that does not wait for the server.\n\n\
+        The run has FAILED, with exit code 1, when nothing was answered in the window, when all connections ended \
+        before it was over, or when more than 1 % of them were never established. Other errors are counted; \
+        --fail-if makes them count.")]
     Echo(Echo),
     /// Holds many connections, each of which sends a small message at an interval
     #[command(after_help = "Examples:\n  \
@@ -48,7 +51,10 @@ pub enum Load {
         corelane load heartbeat --target 127.0.0.1-7:7000 -c 50k --interval 5s --ramp 20k/s -d 30s \\\n    \
         --server-pid $(pidof server) --fail-if 'p99>20ms' --fail-if 'error_rate>0.1%'\n\n\
         Above some 8,000 connections per pair of source and target address, finding a free local port becomes \
-        slow, and above some 28,000 (net.ipv4.ip_local_port_range) there is none: give more targets or sources.")]
+        slow, and above some 28,000 (net.ipv4.ip_local_port_range) there is none: give more targets or sources.\n\n\
+        The run has FAILED, with exit code 1, when nothing was answered in the window, when all connections ended \
+        before it was over, or when more than 1 % of them were never established. Other errors are counted; \
+        --fail-if makes them count.")]
     Heartbeat(Heartbeat),
 }
 
@@ -59,23 +65,23 @@ pub struct Echo {
     common: Common,
 
     /// Connections
-    #[arg(short, long, default_value = "64", value_parser = units::positive_u32, value_name = "N")]
+    #[arg(short, long, default_value = "64", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     connections: u32,
 
     /// Bytes of a message
-    #[arg(long, default_value = "64", value_parser = units::bytes, value_name = "BYTES")]
+    #[arg(long, default_value = "64", value_parser = units::bytes, allow_hyphen_values = true, value_name = "BYTES")]
     size: u64,
 
     /// Messages outstanding per connection
-    #[arg(long, default_value = "1", value_parser = units::positive_u32, value_name = "N")]
+    #[arg(long, default_value = "1", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     pipeline: u32,
 
     /// Messages per second, of all connections together, sent by the clock
-    #[arg(long, value_name = "RATE", value_parser = units::rate)]
+    #[arg(long, value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     rate: Option<f64>,
 
     /// With --rate: what happens to a message that is due while --pipeline others wait for replies
-    #[arg(long, value_enum, default_value = "queue")]
+    #[arg(long, value_enum, default_value = "queue", requires = "rate")]
     overlap: Overlap,
 }
 
@@ -86,11 +92,11 @@ pub struct Heartbeat {
     common: Common,
 
     /// Connections
-    #[arg(short, long, default_value = "1000", value_parser = units::positive_u32, value_name = "N")]
+    #[arg(short, long, default_value = "1000", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     connections: u32,
 
     /// Time between two messages of a connection
-    #[arg(long, default_value = "5s", value_parser = units::positive_duration, value_name = "TIME")]
+    #[arg(long, default_value = "5s", value_parser = units::interval, allow_hyphen_values = true, value_name = "TIME")]
     interval: Duration,
 
     /// What is sent; escapes: \n \r \t \0 \\ \xNN
@@ -122,31 +128,31 @@ pub struct Common {
     source: Vec<Sources>,
 
     /// Connections begun per second
-    #[arg(long, default_value = "20k/s", value_name = "RATE", value_parser = units::rate)]
+    #[arg(long, default_value = "20k/s", value_name = "RATE", value_parser = units::rate, allow_hyphen_values = true)]
     ramp: f64,
 
     /// Length of the measured window
-    #[arg(short, long, default_value = "10s", value_parser = units::positive_duration, value_name = "TIME")]
+    #[arg(short, long, default_value = "10s", value_parser = units::positive_duration, allow_hyphen_values = true, value_name = "TIME")]
     duration: Duration,
 
     /// Time before the window in which messages flow but do not count
-    #[arg(long, default_value = "1s", value_parser = units::duration, value_name = "TIME")]
+    #[arg(long, default_value = "1s", value_parser = units::duration, allow_hyphen_values = true, value_name = "TIME")]
     warmup: Duration,
 
     /// How long a reply may take
-    #[arg(long, default_value = "2s", value_parser = units::positive_duration, value_name = "TIME")]
+    #[arg(long, default_value = "2s", value_parser = units::positive_duration, allow_hyphen_values = true, value_name = "TIME")]
     timeout: Duration,
 
     /// How long establishing a connection may take
-    #[arg(long, default_value = "10s", value_parser = units::positive_duration, value_name = "TIME")]
+    #[arg(long, default_value = "10s", value_parser = units::positive_duration, allow_hyphen_values = true, value_name = "TIME")]
     connect_timeout: Duration,
 
     /// Threads of the generator
-    #[arg(long, default_value = "1", value_parser = units::positive_u32, value_name = "N")]
+    #[arg(long, default_value = "1", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     workers: u32,
 
     /// Cores to pin them to: 1 or 0,2-3
-    #[arg(long, value_name = "LIST", value_parser = units::cpus)]
+    #[arg(long, value_name = "LIST", value_parser = units::cpus, allow_hyphen_values = true)]
     cpus: Option<Cpus>,
 
     /// Write the result as JSON (corelane-load/1); '-' is standard output, the table then goes to standard error
@@ -158,7 +164,7 @@ pub struct Common {
     fail_if: Vec<Condition>,
 
     /// Process id of the server: its CPU time and memory go into the result
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", allow_hyphen_values = true)]
     server_pid: Option<u32>,
 
     /// No progress lines
@@ -187,9 +193,13 @@ pub fn main(load: Load, signals: Signals) -> Result<ExitCode, Failure> {
     };
     let (Load::Echo(Echo { common, .. }) | Load::Heartbeat(Heartbeat { common, .. })) = &load;
     common.check()?;
+    plan.check_families().map_err(Failure::usage)?;
+    // Without it there may still be enough.
+    let _ = corelane::raise_nofile_limit();
     let advice = plan.preflight().map_err(Failure::preflight)?;
+    let sink = common.json.as_deref().map(|path| Sink::open("--json", path)).transpose()?;
     for line in &advice {
-        eprintln!("advice: {line}");
+        say!("advice: {line}");
     }
     let options = run::Options {
         workers: common.workers as usize,
@@ -203,30 +213,8 @@ pub fn main(load: Load, signals: Signals) -> Result<ExitCode, Failure> {
     outcome.notes.splice(0..0, advice);
     config.workers = outcome.environment.workers.len();
     let report = report::assemble(&plan, config, outcome, &common.fail_if);
-    let table = report::table(&report);
-    let to_stdout = common.json.as_deref() == Some(Path::new("-"));
-    if to_stdout {
-        eprint!("{table}");
-    } else {
-        print!("{table}");
-    }
-    if let Some(path) = &common.json {
-        write_json(path, &report)?;
-    }
+    output::publish(&report::table(&report), sink, &report)?;
     Ok(ExitCode::from(report.verdict.exit_code))
-}
-
-/// Writes a document to a file, or to standard output for `-`.
-///
-/// # Errors
-/// [`Failure`] naming the file.
-pub fn write_json(path: &Path, document: &impl serde::Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_vec_pretty(document)
-        .map_err(|error| Failure::run(format!("the result cannot be written as JSON: {error}")))?;
-    text.push(b'\n');
-    let written =
-        if path == Path::new("-") { std::io::stdout().write_all(&text) } else { std::fs::write(path, &text) };
-    written.map_err(|error| Failure::run(format!("cannot write {}: {error}", path.display())))
 }
 
 impl Common {

@@ -1,7 +1,8 @@
 //! What to do, fixed before the first connection: addresses, schedule, bytes; and whether this
 //! machine can do it at all.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use corelane::ConnectConfig;
@@ -223,18 +224,31 @@ impl Plan {
         Duration::from_secs_f64(f64::from(index) / self.ramp_per_s)
     }
 
+    /// Whether every source can reach every target.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn check_families(&self) -> Result<(), String> {
+        for source in &self.sources {
+            for target in &self.targets {
+                if source.is_ipv4() != target.is_ipv4() {
+                    return Err(format!(
+                        "--source {source} and --target {target} are not of one family: give sources of the target's family"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether this machine can make the connections. Returns advice.
     ///
     /// # Errors
     /// Why not, and what to do.
     pub fn preflight(&self) -> Result<Vec<String>, String> {
-        for source in &self.sources {
-            for target in &self.targets {
-                if source.is_ipv4() != target.is_ipv4() {
-                    return Err(format!(
-                        "source {source} and target {target} are not of one family: give sources of the target's family"
-                    ));
-                }
+        for &source in &self.sources {
+            if UdpSocket::bind((source, 0)).is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable) {
+                return Err(format!("--source {source}: no interface of this machine has the address"));
             }
         }
         let mut advice = Vec::new();
@@ -354,7 +368,7 @@ mod tests {
         assert_eq!(plan(70_000, &targets, &[]).preflight(), Ok(vec![]));
         let advice = plan(10_000, &["127.0.0.1:7000"], &[]).preflight().expect("possible");
         assert!(advice[0].contains("127.0.0.1-2:7000"), "{advice:?}");
-        let refusal = plan(1, &["[::1]:7000"], &["127.0.0.1"]).preflight().expect_err("family");
+        let refusal = plan(1, &["[::1]:7000"], &["127.0.0.1"]).check_families().expect_err("family");
         assert!(refusal.contains("family"), "{refusal}");
     }
 }

@@ -14,6 +14,9 @@ use crate::{exit, show};
 /// Share of the messages that must have been sent on time for the result to mean anything.
 const MIN_RATE_RATIO: f64 = 0.99;
 
+/// Share of the connections that may remain unestablished.
+const MAX_UNESTABLISHED: f64 = 0.01;
+
 /// Makes the result.
 pub fn assemble(plan: &Plan, config: Config, outcome: Outcome, conditions: &[Condition]) -> Report {
     let (request, reply) = plan.content.sizes();
@@ -66,7 +69,7 @@ pub fn assemble(plan: &Plan, config: Config, outcome: Outcome, conditions: &[Con
         verdict: Verdict { interrupted: outcome.interrupted, notes: outcome.notes, ..Verdict::default() },
     };
     report.thresholds = conditions.iter().map(|condition| condition.judge(&report)).collect();
-    judge(&mut report);
+    judge(&mut report, outcome.ended_early);
     report
 }
 
@@ -131,8 +134,53 @@ fn server(config: &Config, outcome: &Outcome) -> Option<Server> {
     })
 }
 
+/// Why the run was none, whatever its figures.
+fn failures(report: &Report, ended_early: bool) -> Vec<String> {
+    let Report { ramp, window, errors, .. } = report;
+    if report.verdict.interrupted {
+        return Vec::new();
+    }
+    let causes = || {
+        let all = nonzero(&errors.server).chain(nonzero(&errors.generator));
+        all.map(|(name, number)| format!("{} × {name}", show::count(number))).collect::<Vec<_>>().join(", ")
+    };
+    if ramp.connected == 0 {
+        return vec![format!(
+            "no connection could be made to {} ({}): is the server running there?",
+            report.config.targets.join(", "),
+            causes()
+        )];
+    }
+    let mut reasons = Vec::new();
+    if window.planned == 0 {
+        reasons.push("no message was sent in the window".to_owned());
+    } else if window.replied == 0 {
+        reasons
+            .push(format!("none of the {} messages of the window was answered", show::count(window.planned)));
+    }
+    if ended_early || (window.planned == 0 && window.open_at_end == 0) {
+        reasons.push(format!("stopped early: all connections had ended ({})", causes()));
+    }
+    // What this machine had no descriptor or port for makes the result invalid instead.
+    let local: u64 = nonzero(&errors.generator)
+        .filter(|(name, _)| name.starts_with("local_"))
+        .map(|(_, number)| number)
+        .sum();
+    let refused = ramp.failed.saturating_sub(local);
+    if refused as f64 > ramp.attempted as f64 * MAX_UNESTABLISHED {
+        reasons.push(format!(
+            "{} of {} connections were never established ({})",
+            show::count(refused),
+            show::count(ramp.attempted),
+            causes()
+        ));
+    }
+    reasons
+}
+
 /// Fills in the verdict.
-fn judge(report: &mut Report) {
+fn judge(report: &mut Report, ended_early: bool) {
+    let failures = failures(report, ended_early);
     let mut reasons = Vec::new();
     let local: Vec<_> =
         nonzero(&report.errors.generator).filter(|(name, _)| name.starts_with("local_")).collect();
@@ -155,31 +203,17 @@ fn judge(report: &mut Report) {
     let failed: Vec<_> = report.thresholds.iter().filter(|threshold| threshold.failed).collect();
     reasons.extend(failed.iter().map(|threshold| format!("--fail-if '{}' holds", threshold.expression)));
     let passed = failed.is_empty();
-    let unconnected = report.ramp.connected == 0 && !report.verdict.interrupted;
-    if unconnected {
-        let causes: Vec<_> = nonzero(&report.errors.server)
-            .chain(nonzero(&report.errors.generator))
-            .map(|(name, number)| format!("{} × {name}", show::count(number)))
-            .collect();
-        reasons.push(format!(
-            "no connection could be made to {} ({}): is the server running there?",
-            report.config.targets.join(", "),
-            causes.join(", ")
-        ));
-    }
-    let idle = report.window.planned == 0;
-    if idle && !unconnected && !report.verdict.interrupted {
-        reasons.push("no message was sent in the window: all connections had ended before it".to_owned());
-    }
     let notes = notes(report);
     let verdict = &mut report.verdict;
     verdict.notes.extend(notes);
-    verdict.valid = valid && !idle;
+    verdict.failed = !failures.is_empty();
+    verdict.valid = valid && !verdict.failed;
     verdict.passed = passed;
-    verdict.reasons = reasons;
+    verdict.reasons = failures;
+    verdict.reasons.extend(reasons);
     verdict.exit_code = match () {
         () if verdict.interrupted => exit::INTERRUPTED,
-        () if idle => exit::FAILURE,
+        () if verdict.failed => exit::FAILURE,
         () if !valid => exit::SATURATED,
         () if !passed => exit::THRESHOLD,
         () => exit::OK,
@@ -321,13 +355,20 @@ fn write_table(out: &mut String, report: &Report) -> fmt::Result {
     }
     let word = match () {
         () if verdict.interrupted => "INTERRUPTED: what was measured until then",
-        () if window.planned == 0 => "FAILED",
+        () if verdict.failed => "FAILED",
         () if !verdict.valid => "INVALID: the limit was the generator, not the server",
         () if !verdict.passed => "THRESHOLD MISSED",
         () => "valid",
     };
-    writeln!(out, "\nresult      {word}")?;
-    for reason in &verdict.reasons {
+    let mut reasons = verdict.reasons.iter();
+    write!(out, "\nresult      {word}")?;
+    if verdict.failed
+        && let Some(first) = reasons.next()
+    {
+        write!(out, ": {first}")?;
+    }
+    writeln!(out)?;
+    for reason in reasons {
         writeln!(out, "            {reason}")?;
     }
     Ok(())
@@ -414,7 +455,7 @@ mod tests {
     fn judged(change: impl FnOnce(&mut Report)) -> Report {
         let mut report = sample::report();
         change(&mut report);
-        judge(&mut report);
+        judge(&mut report, false);
         report
     }
 
@@ -464,5 +505,28 @@ mod tests {
         });
         assert_eq!(report.verdict.exit_code, exit::FAILURE);
         assert!(report.verdict.reasons[0].contains("64 × connect_refused"));
+    }
+
+    #[test]
+    fn runs_that_were_none_fail_and_say_why() {
+        let unanswered = judged(|report| report.window.replied = 0);
+        assert_eq!(unanswered.verdict.exit_code, exit::FAILURE);
+        assert!(table(&unanswered).contains("result      FAILED: none of the"), "{}", table(&unanswered));
+        let refused = judged(|report| {
+            report.ramp.attempted = 1000;
+            report.ramp.failed = 11;
+            report.errors.server.insert("connect_refused".to_owned(), 11);
+        });
+        assert_eq!(refused.verdict.exit_code, exit::FAILURE);
+        assert!(refused.verdict.reasons[0].contains("11 of 1,000") && !refused.verdict.valid);
+        let few = judged(|report| {
+            report.ramp.attempted = 1000;
+            report.ramp.failed = 10;
+        });
+        assert_eq!(few.verdict.exit_code, exit::OK);
+        let mut ended = sample::report();
+        judge(&mut ended, true);
+        assert_eq!(ended.verdict.exit_code, exit::FAILURE);
+        assert!(ended.verdict.reasons[0].contains("stopped early"));
     }
 }

@@ -14,8 +14,8 @@ use super::json::{Environment, Row};
 use super::live::Live;
 use super::plan::Plan;
 use super::stats::{Gauges, Interval, Latency};
-use crate::Failure;
 use crate::proc::{self, Usage};
+use crate::{Failure, exit};
 
 /// What is not part of the plan: how this process does it.
 pub struct Options {
@@ -66,6 +66,8 @@ pub struct Outcome {
     pub environment: Environment,
     /// Whether a signal cut it short.
     pub interrupted: bool,
+    /// Whether it was over before its time because all connections had ended.
+    pub ended_early: bool,
     /// What the conductor noticed.
     pub notes: Vec<String>,
 }
@@ -98,6 +100,9 @@ struct Conductor {
     origin: Time,
     from: Option<Time>,
     until: Option<Time>,
+
+    /// When a signal last counted.
+    signalled: Option<Time>,
 
     ramped: usize,
     ramp_end: Time,
@@ -140,6 +145,7 @@ pub fn run(plan: &Arc<Plan>, options: &Options, signals: Signals) -> Result<Outc
         origin: Time::ZERO,
         from: None,
         until: None,
+        signalled: None,
         ramped: 0,
         ramp_end: Time::ZERO,
         at_ramp: Gauges::default(),
@@ -214,6 +220,7 @@ impl Conductor {
         let before = self.read();
         let (mut from, mut until) = (Reading::default(), Reading::default());
         let mut notes = Vec::new();
+        let mut ended_early = false;
 
         self.origin = Time::now();
         self.row_end = self.origin;
@@ -236,9 +243,7 @@ impl Conductor {
                 wake = self.wait_until(end)?;
                 until = self.read();
             }
-            if wake == Wake::Ready {
-                notes.push("stopped early: all connections had ended".to_owned());
-            }
+            ended_early = wake == Wake::Ready;
         }
         if wake != Wake::Deadline {
             let now = Time::now();
@@ -246,11 +251,13 @@ impl Conductor {
             self.from = self.from.filter(|&from| from < now);
             self.tell(Command::Stop(now))?;
         }
-        let interrupted = wake == Wake::Signal;
+        let mut interrupted = wake == Wake::Signal;
         match self.wait(plan.timeout + PATIENCE, |this| this.done == this.workers)? {
             Wake::Ready => {}
             Wake::Signal => {
-                notes.push("interrupted twice: replies still outstanding were not waited for".to_owned())
+                let times = if interrupted { "twice" } else { "at the end" };
+                notes.push(format!("interrupted {times}: replies still outstanding were not waited for"));
+                interrupted = true;
             }
             Wake::Deadline => {
                 notes.push("some workers did not finish in time: their last second is missing".to_owned())
@@ -272,6 +279,7 @@ impl Conductor {
             until,
             environment,
             interrupted,
+            ended_early,
             notes,
         })
     }
@@ -319,7 +327,13 @@ impl Conductor {
                 return Ok(Wake::Deadline);
             }
             match self.inbox.recv_timeout(left.min(Duration::from_secs(1))) {
-                Ok(Event::Signal) => return Ok(Wake::Signal),
+                Ok(Event::Signal) => {
+                    let now = Time::now();
+                    if self.signalled.is_none_or(|first| now.since(first) > exit::ECHO) {
+                        self.signalled = Some(now);
+                        return Ok(Wake::Signal);
+                    }
+                }
                 Ok(event) => self.take(event),
                 Err(RecvTimeoutError::Timeout) if self.runtime.is_running() => {}
                 Err(_) => return Err(Failure::run("the generator's workers ended unexpectedly")),
@@ -331,6 +345,11 @@ impl Conductor {
         match event {
             Event::Signal => {}
             Event::Done => self.done += 1,
+            Event::Ended { worker, gauges } => {
+                if let Some(latest) = self.gauges.get_mut(worker) {
+                    *latest = gauges;
+                }
+            }
             Event::Ramped { worker, at, gauges } => {
                 if let Some(latest) = self.gauges.get_mut(worker) {
                     *latest = gauges;

@@ -75,7 +75,16 @@ impl Unit {
                 };
                 let value: f64 =
                     digits.parse().map_err(|_| format!("'{text}' is not a share: write 0.1% or 0.001"))?;
-                Ok(value / factor)
+                let share = value / factor;
+                if !(0.0..=1.0).contains(&share) {
+                    let percent = if factor == 1.0 && (0.0..=100.0).contains(&value) {
+                        format!(": did you mean {value}%?")
+                    } else {
+                        String::new()
+                    };
+                    return Err(format!("'{text}' is not a share from 0 to 100%{percent}"));
+                }
+                Ok(share)
             }
         }
     }
@@ -121,12 +130,15 @@ metrics! {
     "service_p99" Time |r| r.window.service_us.as_ref().and_then(|s| some(s.count, s.p99_us)),
     "connect_p99" Time |r| some(r.ramp.connect_us.count, r.ramp.connect_us.p99_us),
     "connect_max" Time |r| some(r.ramp.connect_us.count, r.ramp.connect_us.max_us),
-    "error_rate" Share |r| Some(r.window.error_rate),
+    "error_rate" Share |r| some(r.window.planned, r.window.error_rate),
     "connect_error_rate" Share |r| some(r.ramp.attempted, r.ramp.failed as f64 / r.ramp.attempted as f64),
-    "errors" Count |r| Some(r.errors.server_total as f64),
-    "timeouts" Count |r| Some(r.window.timed_out as f64),
-    "mismatches" Count |r| Some(r.errors.server.get("reply_mismatch").copied().unwrap_or(0) as f64),
-    "missed" Count |r| Some(r.window.missed as f64),
+    "errors" Count |r| some(r.ramp.connected, r.errors.server_total as f64),
+    "timeouts" Count |r| some(r.ramp.connected, r.window.timed_out as f64),
+    "mismatches" Count |r| some(
+        r.ramp.connected,
+        r.errors.server.get("reply_mismatch").copied().unwrap_or(0) as f64,
+    ),
+    "missed" Count |r| some(r.ramp.connected, r.window.missed as f64),
     "connected" Count |r| Some(r.ramp.connected as f64),
     "messages" Count |r| Some(r.window.replied as f64),
     "rate" Rate |r| Some(r.window.messages_per_s),
@@ -218,6 +230,12 @@ mod tests {
         let mut report = sample::report();
         report.window.response_us = Default::default();
         assert!(super::condition("p99>1h").expect("a condition").judge(&report).failed);
+        report.window.planned = 0;
+        report.ramp.connected = 0;
+        for text in ["error_rate>50%", "errors>1m", "timeouts>1m"] {
+            let judged = super::condition(text).expect("a condition").judge(&report);
+            assert!(judged.failed && judged.value.is_none(), "{text}");
+        }
     }
 
     #[test]
@@ -227,5 +245,8 @@ mod tests {
         assert!(condition("p99>20").expect_err("unit").contains("20ms"));
         assert!(condition("p99>").expect_err("limit").contains("limit"));
         assert!(condition("error_rate>x%").is_err());
+        assert!(condition("error_rate>5").expect_err("share").contains("did you mean 5%?"));
+        assert!(condition("error_rate>101%").is_err() && condition("error_rate>nan").is_err());
+        assert!(condition("error_rate>=100%").is_ok() && condition("error_rate>=1").is_ok());
     }
 }

@@ -2,7 +2,6 @@
 
 mod handlers;
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +15,7 @@ use corelane::{Signals, Snapshot, WorkerConfig};
 use serde::Serialize;
 
 use crate::load::json::{Environment, Tool};
-use crate::load::write_json;
+use crate::output::{self, Sink, say};
 use crate::units::{self, Buffers, Cpus};
 use crate::{Failure, exit, proc, show};
 
@@ -60,7 +59,7 @@ pub struct Serve {
     listen: Vec<SocketAddr>,
 
     /// Worker threads, each with its own ring [default: 1, or one per core of --cpus or --pin]
-    #[arg(long, value_name = "N", value_parser = units::positive_u32)]
+    #[arg(long, value_name = "N", value_parser = units::positive_u32, allow_hyphen_values = true)]
     workers: Option<u32>,
 
     /// Pin each worker to a core of its own
@@ -68,23 +67,23 @@ pub struct Serve {
     pin: bool,
 
     /// Cores to pin the workers to: 0 or 0,2-3
-    #[arg(long, value_name = "LIST", value_parser = units::cpus)]
+    #[arg(long, value_name = "LIST", value_parser = units::cpus, allow_hyphen_values = true)]
     cpus: Option<Cpus>,
 
     /// Connections that may wait to be accepted, per listener; the kernel clamps it to net.core.somaxconn
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = units::positive_u32)]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = units::positive_u32, allow_hyphen_values = true)]
     backlog: u32,
 
     /// Connections in total [default: 16384 per worker]
-    #[arg(long, value_name = "N", value_parser = units::positive)]
+    #[arg(long, value_name = "N", value_parser = units::positive, allow_hyphen_values = true)]
     max_connections: Option<u64>,
 
     /// Close a connection that sends nothing for this long; 0 never [default: 60s for heartbeat, else 0]
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, allow_hyphen_values = true)]
     idle_timeout: Option<Duration>,
 
     /// Size and number of receive buffers per worker [default: 8KiBx512]
-    #[arg(long, value_name = "SIZExCOUNT", value_parser = units::buffers)]
+    #[arg(long, value_name = "SIZExCOUNT", value_parser = units::buffers, allow_hyphen_values = true)]
     buffers: Option<Buffers>,
 
     /// How sockets are held
@@ -92,19 +91,19 @@ pub struct Serve {
     descriptors: DescriptorKind,
 
     /// Print statistics on standard error, this often
-    #[arg(long, value_name = "TIME", value_parser = units::positive_duration)]
+    #[arg(long, value_name = "TIME", value_parser = units::positive_duration, allow_hyphen_values = true)]
     stats: Option<Duration>,
 
     /// Time for connections to end in when the server is told to stop
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = units::duration, allow_hyphen_values = true)]
     shutdown_timeout: Duration,
 
     /// IPv6 addresses take IPv4 connections too
     #[arg(long)]
     dual_stack: bool,
 
-    /// heartbeat: longest line, in bytes
-    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = units::positive_u32)]
+    /// heartbeat: longest line, in bytes: 4096 or 4KiB
+    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = units::bytes_u32, allow_hyphen_values = true)]
     max_line: u32,
 
     /// At the end, write all counters as JSON (corelane-serve/1) to this file
@@ -146,6 +145,9 @@ where
     H: Handler<Message = ()> + 'static,
 {
     let config = args.worker_config()?;
+    let sink = args.report_json.as_deref().map(|path| Sink::open("--report-json", path)).transpose()?;
+    // Without it there may still be enough.
+    let _ = corelane::raise_nofile_limit();
     let cpus = match &args.cpus {
         Some(list) => list.0.clone(),
         None if args.pin => proc::allowed_cpus(),
@@ -173,36 +175,30 @@ where
     let environment = Environment::collect(Some(runtime.info()));
     let report = match cause {
         Some(cause) => {
-            eprintln!("{cause}: shutting down, at most {:?}", args.shutdown_timeout);
+            say!("{cause}: shutting down, at most {:?}", args.shutdown_timeout);
             force_on_second_signal(stops);
             runtime.shutdown(args.shutdown_timeout)
         }
         None => runtime.join(),
     };
     let report = report.map_err(|error| Failure::run(error.to_string()))?;
-    finish(args, environment, &report)
+    finish(sink, environment, &report)
 }
 
 /// Says that it is ready, and how.
 fn announce(info: &RuntimeInfo) -> Result<(), Failure> {
     for warning in &info.warnings {
-        eprintln!("warning: {warning}");
+        say!("warning: {warning}");
     }
     let on: Vec<_> = info.features.iter().filter(|feature| feature.on).map(|feature| feature.name).collect();
-    eprintln!("{} on kernel {}: {}", info.backend, info.kernel, on.join(", "));
+    say!("{} on kernel {}: {}", info.backend, info.kernel, on.join(", "));
     for feature in info.features.iter().filter(|feature| !feature.on) {
-        eprintln!("without {}: {}", feature.name, feature.why);
+        say!("without {}: {}", feature.name, feature.why);
     }
-    eprintln!("{} worker(s), at most {} connections", info.workers.len(), show::count(info.max_connections));
-    let mut out = std::io::stdout().lock();
-    for listener in &info.listeners {
-        writeln!(out, "listening on {}", listener.addr).map_err(closed_stdout)?;
-    }
-    out.flush().map_err(closed_stdout)
-}
-
-fn closed_stdout(error: std::io::Error) -> Failure {
-    Failure::run(format!("cannot write to standard output: {error}"))
+    say!("{} worker(s), at most {} connections", info.workers.len(), show::count(info.max_connections));
+    let lines: String =
+        info.listeners.iter().map(|listener| format!("listening on {}\n", listener.addr)).collect();
+    output::print(lines.as_bytes())
 }
 
 /// Turns signals, and the end of standard input, into messages on one channel.
@@ -244,7 +240,7 @@ fn serve(args: &Serve, runtime: &Runtime<()>, stops: &Receiver<Stop>) -> Option<
         }
         if args.stats.is_some() {
             let now = (Instant::now(), runtime.metrics().total());
-            eprintln!("{}", stats_line(&last.1, &now.1, now.0 - last.0));
+            say!("{}", stats_line(&last.1, &now.1, now.0 - last.0));
             last = now;
         }
     }
@@ -282,10 +278,13 @@ fn stats_line(last: &Snapshot, now: &Snapshot, elapsed: Duration) -> String {
 
 /// The user who signals twice wants it now.
 fn force_on_second_signal(stops: Receiver<Stop>) {
+    let first = Instant::now();
     thread::spawn(move || {
         while let Ok(stop) = stops.recv() {
-            if let Stop::Signal = stop {
-                eprintln!("second signal: ending at once");
+            if let Stop::Signal = stop
+                && first.elapsed() > exit::ECHO
+            {
+                say!("second signal: ending at once");
                 std::process::exit(exit::INTERRUPTED.into());
             }
         }
@@ -306,21 +305,25 @@ struct Document {
 }
 
 /// Prints and writes the report.
-fn finish(args: &Serve, environment: Environment, report: &ShutdownReport) -> Result<ExitCode, Failure> {
+fn finish(
+    sink: Option<Sink>,
+    environment: Environment,
+    report: &ShutdownReport,
+) -> Result<ExitCode, Failure> {
     let total = report.metrics.total();
     let ShutdownReport { finished, aborted, ops_in_kernel, buffers_outstanding, .. } = *report;
-    eprintln!(
+    say!(
         "shut down: {finished} connections finished, {aborted} aborted, {ops_in_kernel} operations left in the kernel, {buffers_outstanding} buffers outstanding"
     );
-    eprintln!("{total}");
+    say!("{total}");
     let closed: Vec<_> = total
         .iter()
         .filter_map(|(name, value)| Some((name.strip_prefix("closed_")?.to_owned(), value)))
         .filter(|&(_, value)| value > 0)
         .map(|(name, value)| format!("{name} {}", show::count(value)))
         .collect();
-    eprintln!("closed: {}", if closed.is_empty() { "none".to_owned() } else { closed.join(", ") });
-    if let Some(path) = &args.report_json {
+    say!("closed: {}", if closed.is_empty() { "none".to_owned() } else { closed.join(", ") });
+    if let Some(sink) = sink {
         let counters = total.iter().map(|(name, value)| (name, value.into())).collect();
         let document = Document {
             schema: "corelane-serve/1",
@@ -332,7 +335,7 @@ fn finish(args: &Serve, environment: Environment, report: &ShutdownReport) -> Re
             buffers_outstanding,
             counters,
         };
-        write_json(path, &document)?;
+        sink.write(&document)?;
     }
     if ops_in_kernel + buffers_outstanding > 0 {
         return Err(Failure::run("the runtime did not get everything back from the kernel"));
