@@ -65,6 +65,12 @@ struct Slab {
 pub(crate) struct Chunks(Rc<RefCell<Slab>>);
 
 impl Chunks {
+    /// A slab with room for `payloads`; it grows when more wait at a time.
+    pub(crate) fn with_capacity(payloads: usize) -> Self {
+        let slab = Slab { nodes: Vec::with_capacity(payloads), free: None, used: 0 };
+        Self(Rc::new(RefCell::new(slab)))
+    }
+
     /// Appends a payload.
     #[inline]
     pub(crate) fn push(&self, chain: &mut Chain, payload: Payload) {

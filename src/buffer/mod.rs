@@ -41,7 +41,9 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(config: &BufferConfig) -> Result<Self, BufferError> {
-        Ok(Self { pool: Pool::new(config)?, chunks: Chunks::default() })
+        // One node for every buffer, so that sending what was received never makes the slab grow.
+        let buffers = config.count as usize + config.send_count as usize;
+        Ok(Self { pool: Pool::new(config)?, chunks: Chunks::with_capacity(buffers) })
     }
 
     /// Forgets one handle of each part on purpose: the memory then stays mapped until the process

@@ -119,7 +119,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             waiting: VecDeque::with_capacity(64),
             admit_at: None,
             check_accept: true,
-            fired: Vec::with_capacity(64),
+            fired: Vec::with_capacity(1024),
             walking: Vec::with_capacity(1024),
             reclaim_at: None,
             pressed: false,
