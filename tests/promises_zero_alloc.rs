@@ -224,8 +224,8 @@ fn pipelined_messages_on_ordinary_descriptors_allocate_nothing() {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let Some(runtime) = server(Descriptors::Fd) else { return };
     let [before, after] = echo(&runtime, 1_000_000, 40);
-    assert_eq!((after.bytes_sent - before.bytes_sent) % MESSAGE as u64, 0);
-    assert!(after.bytes_sent - before.bytes_sent >= 1_000_000 * MESSAGE as u64);
+    assert_eq!((after.bytes_received - before.bytes_received) % MESSAGE as u64, 0);
+    assert!(after.bytes_received - before.bytes_received >= 1_000_000 * MESSAGE as u64);
     stop(runtime);
 }
 
