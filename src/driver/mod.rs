@@ -62,6 +62,10 @@ use crate::buffer::{Chain, Memory};
 use crate::config::ConnectConfig;
 use crate::time::Time;
 
+/// Payloads that a chain given to [`send`](Driver::send) has at most, so that a driver can reserve room
+/// for their vectors.
+pub(crate) const SEND_BATCH: usize = 64;
+
 /// Ends another thread's [`submit_and_wait`](Driver::submit_and_wait), now or the next one.
 pub trait Waker: Clone + Send + Sync + 'static {
     /// Wakes the driver's thread. The wakes that come before it looks may arrive as one.

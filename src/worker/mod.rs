@@ -43,7 +43,6 @@ pub(crate) use self::core::{Core, Setup};
 pub(crate) use mailbox::{Directory, directory};
 pub use mailbox::{Remote, RemoteError};
 pub(crate) use permits::Permits;
-pub(crate) use reconcile::SEND_BATCH;
 
 /// After the deadline of a stop, how long resets may take until the worker gives up waiting.
 const LAST_GRACE: Duration = Duration::from_secs(2);

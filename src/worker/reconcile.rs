@@ -5,16 +5,13 @@
 //! that queued up in the turn goes out as one send, a pause becomes a cancel, a close a close.
 
 use crate::buffer::Payload;
-use crate::driver::{CloseHow, Driver};
+use crate::driver::{CloseHow, Driver, SEND_BATCH};
 use crate::handler::{CloseReason, Closed, Cx, Handler};
 use crate::time::Time;
 
 use super::Worker;
 use super::table::{Flags, Phase};
 use super::wheel;
-
-/// Payloads that one send takes at most; what is behind them goes with the next.
-pub(crate) const SEND_BATCH: usize = 64;
 
 /// How long the pool must be empty, with connections waiting for buffers, until leases that peers
 /// keep from others are copied out.

@@ -14,8 +14,8 @@ use crate::time::Time;
 
 use super::user_data::{Kind, encode};
 
-/// Vectors that one send may have; `SEND_BATCH` of the worker.
-pub(super) const MAX_VECTORS: usize = crate::worker::SEND_BATCH;
+/// Vectors that one send may have.
+pub(super) const MAX_VECTORS: usize = crate::driver::SEND_BATCH;
 
 /// Memory that the kernel reads only until a submission is consumed (`IORING_FEAT_SUBMIT_STABLE`):
 /// message headers, their vectors, addresses. Reserved once, used afresh after every enter.

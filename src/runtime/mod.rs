@@ -1,8 +1,13 @@
 //! Starting workers, one thread and one ring each, and stopping them.
 
-use std::fmt;
+mod error;
+mod info;
+
+pub use error::{RuntimeError, StartError};
+pub use info::{ListenerInfo, RuntimeInfo, ShutdownReport, WorkerInfo};
+
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -10,7 +15,7 @@ use std::time::Duration;
 
 use crate::config::{ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
 use crate::driver::sys::{self, Signals};
-use crate::driver::uring::{FD_RESERVE, Feature, MAX_SLOTS, SetupError, UringDriver};
+use crate::driver::uring::{FD_RESERVE, Feature, MAX_SLOTS, UringDriver};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Metrics};
 use crate::worker::{self, Directory, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
@@ -494,236 +499,6 @@ impl<M: Send + 'static> Drop for Runtime<M> {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.remote.stop(Duration::ZERO);
-        }
-    }
-}
-
-/// What a runtime consists of, and what the kernel contributes.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct RuntimeInfo {
-    /// The kernel interface in use.
-    pub backend: &'static str,
-    /// The kernel's release.
-    pub kernel: String,
-    /// Kernel features: which are in use, and why others are not.
-    pub features: Vec<Feature>,
-    /// The listening addresses, in the order of configuration.
-    pub listeners: Vec<ListenerInfo>,
-    /// The workers.
-    pub workers: Vec<WorkerInfo>,
-    /// Connections of all workers together, at most.
-    pub max_connections: u64,
-    /// What an operator should know: limits that were clamped, things that could not be had.
-    pub warnings: Vec<String>,
-}
-
-/// A listening address as it came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ListenerInfo {
-    /// The address, with the port that the kernel chose if 0 was asked for.
-    pub addr: SocketAddr,
-    /// The backlog that was asked for.
-    pub backlog_asked: u32,
-    /// The backlog that the kernel uses (one more connection fits).
-    pub backlog: u32,
-}
-
-/// A worker as it came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WorkerInfo {
-    /// Its index.
-    pub index: usize,
-    /// The processor that it is bound to.
-    pub cpu: Option<usize>,
-    /// How it holds sockets.
-    pub descriptors: Descriptors,
-    /// Connections that it holds at most.
-    pub max_connections: u32,
-}
-
-/// How a runtime ended.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct ShutdownReport {
-    /// Connections that were open when the stop began and closed gracefully.
-    pub finished: u64,
-    /// Connections that had to be reset.
-    pub aborted: u64,
-    /// Operations that the kernel did not give back in time: 0 unless something is wrong. Their
-    /// memory is leaked rather than freed.
-    pub ops_in_kernel: u64,
-    /// Buffers that were not back in their pool at the end: 0 unless a lease was leaked.
-    pub buffers_outstanding: u64,
-    /// Messages that lay in mailboxes unread.
-    pub messages_undelivered: u64,
-    /// The last counters.
-    pub metrics: Metrics,
-}
-
-impl fmt::Display for ShutdownReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} connections finished, {} aborted, {} operations left in the kernel, {} buffers outstanding, \
-             {} messages undelivered",
-            self.finished,
-            self.aborted,
-            self.ops_in_kernel,
-            self.buffers_outstanding,
-            self.messages_undelivered,
-        )
-    }
-}
-
-/// Why a runtime did not start.
-#[non_exhaustive]
-pub enum StartError {
-    /// A setting is out of range.
-    Config(ConfigError),
-    /// The kernel refuses what is needed.
-    Kernel(SetupError),
-    /// A listening address cannot be had.
-    Bind {
-        /// The address.
-        addr: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A worker cannot run on the processor asked for.
-    Pin {
-        /// The processor.
-        cpu: usize,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A listener could not be registered.
-    Listener {
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A thread could not be started.
-    Thread {
-        /// Which worker's.
-        index: usize,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A handler's constructor panicked.
-    Panicked,
-}
-
-impl StartError {
-    /// Whether the system (not the caller's settings) stands in the way: a kernel without
-    /// something, a limit, an address in use.
-    pub fn is_preflight(&self) -> bool {
-        matches!(self, Self::Kernel(_) | Self::Bind { .. } | Self::Pin { .. } | Self::Thread { .. })
-    }
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Kernel(error) => error.fmt(f),
-            Self::Bind { addr, source } => {
-                write!(f, "cannot listen on {addr}: {source}")?;
-                f.write_str(match source.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        "; another process listens there (see `ss -ltnp`): stop it or choose another port"
-                    }
-                    io::ErrorKind::AddrNotAvailable => {
-                        "; no interface of this machine has the address: use one that `ip address` shows"
-                    }
-                    io::ErrorKind::PermissionDenied => {
-                        "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE"
-                    }
-                    _ => "",
-                })
-            }
-            Self::Pin { cpu, source } => write!(
-                f,
-                "cannot bind a worker to processor {cpu}: {source}; this process may use {} processors \
-                 (see `taskset -p $$`)",
-                sys::cpu_count(),
-            ),
-            Self::Listener { source } => write!(f, "cannot register a listener: {source}"),
-            Self::Thread { index, source } => write!(f, "cannot start worker {index}: {source}"),
-            Self::Panicked => f.write_str("a handler's constructor panicked"),
-        }
-    }
-}
-
-impl std::error::Error for StartError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Config(error) => Some(error),
-            Self::Kernel(error) => Some(error),
-            Self::Bind { source, .. }
-            | Self::Pin { source, .. }
-            | Self::Listener { source }
-            | Self::Thread { source, .. } => Some(source),
-            Self::Panicked => None,
-        }
-    }
-}
-
-/// As [`Display`](fmt::Display): it is what `fn main() -> Result<…>` prints, and a user should read the
-/// cause and the remedy there.
-impl fmt::Debug for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// How a running runtime failed.
-#[non_exhaustive]
-pub enum RuntimeError {
-    /// A worker's kernel interface failed in a way that it cannot go on from.
-    Worker {
-        /// Which worker.
-        index: usize,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Signals could not be waited for.
-    Signals {
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A handler panicked. Its worker's connections are closed and its memory is accounted for.
-    Panicked {
-        /// Which worker's.
-        index: usize,
-        /// The panic's message.
-        message: String,
-    },
-}
-
-/// As [`Display`](fmt::Display), for the same reason as [`StartError`]'s.
-impl fmt::Debug for RuntimeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for RuntimeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Worker { index, source } => write!(f, "worker {index} failed: {source}"),
-            Self::Signals { source } => write!(f, "cannot wait for signals: {source}"),
-            Self::Panicked { index, message } => write!(f, "worker {index} panicked: {message}"),
-        }
-    }
-}
-
-impl std::error::Error for RuntimeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Worker { source, .. } | Self::Signals { source } => Some(source),
-            Self::Panicked { .. } => None,
         }
     }
 }

@@ -1,0 +1,88 @@
+//! What was started, and how it ended.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::config::Descriptors;
+use crate::driver::uring::Feature;
+use crate::metrics::Metrics;
+
+/// What a runtime consists of, and what the kernel contributes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RuntimeInfo {
+    /// The kernel interface in use.
+    pub backend: &'static str,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Kernel features: which are in use, and why others are not.
+    pub features: Vec<Feature>,
+    /// The listening addresses, in the order of configuration.
+    pub listeners: Vec<ListenerInfo>,
+    /// The workers.
+    pub workers: Vec<WorkerInfo>,
+    /// Connections of all workers together, at most.
+    pub max_connections: u64,
+    /// What an operator should know: limits that were clamped, things that could not be had.
+    pub warnings: Vec<String>,
+}
+
+/// A listening address as it came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerInfo {
+    /// The address, with the port that the kernel chose if 0 was asked for.
+    pub addr: SocketAddr,
+    /// The backlog that was asked for.
+    pub backlog_asked: u32,
+    /// The backlog that the kernel uses (one more connection fits).
+    pub backlog: u32,
+}
+
+/// A worker as it came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerInfo {
+    /// Its index.
+    pub index: usize,
+    /// The processor that it is bound to.
+    pub cpu: Option<usize>,
+    /// How it holds sockets.
+    pub descriptors: Descriptors,
+    /// Connections that it holds at most.
+    pub max_connections: u32,
+}
+
+/// How a runtime ended.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Connections that were open when the stop began and closed gracefully.
+    pub finished: u64,
+    /// Connections that had to be reset.
+    pub aborted: u64,
+    /// Operations that the kernel did not give back in time: 0 unless something is wrong. Their
+    /// memory is leaked rather than freed.
+    pub ops_in_kernel: u64,
+    /// Buffers that were not back in their pool at the end: 0 unless a lease was leaked.
+    pub buffers_outstanding: u64,
+    /// Messages that lay in mailboxes unread.
+    pub messages_undelivered: u64,
+    /// The last counters.
+    pub metrics: Metrics,
+}
+
+impl fmt::Display for ShutdownReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} connections finished, {} aborted, {} operations left in the kernel, {} buffers outstanding, \
+             {} messages undelivered",
+            self.finished,
+            self.aborted,
+            self.ops_in_kernel,
+            self.buffers_outstanding,
+            self.messages_undelivered,
+        )
+    }
+}
