@@ -62,6 +62,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if self.core.table.get(slot).phase != Phase::Connecting {
             return;
         }
+        // There is less room now, and more again if it fails at once.
         self.check_accept = true;
         let key = self.core.table.key(slot);
         if let Err(error) = self.driver.connect(key, config) {
@@ -69,7 +70,6 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(0));
             self.retire(slot, CloseHow::Fin, reason);
             self.core.vacate(slot);
-            self.check_accept = true;
         }
     }
 
@@ -100,12 +100,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             } else if entry.flags.has(Flags::TX_ENDING) {
                 let both_ended = entry.flags.has(Flags::RX_EOF) && entry.held.is_empty();
                 match entry.phase {
-                    Phase::Draining if entry.flags.has(Flags::RX_EOF) => {
-                        let reason = entry.reason;
-                        self.begin_close(slot, CloseHow::Fin, reason);
-                        return;
-                    }
-                    Phase::Lingering if entry.flags.has(Flags::RX_EOF) => {
+                    Phase::Draining | Phase::Lingering if entry.flags.has(Flags::RX_EOF) => {
                         let reason = entry.reason;
                         self.begin_close(slot, CloseHow::Fin, reason);
                         return;
@@ -123,7 +118,6 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 if entry.phase == Phase::Draining {
                     entry.phase = Phase::Lingering;
                     // The peer gets the whole close timeout to finish, however long sending took.
-                    entry.limit = 0;
                     let limit = core.due(core.config.close_timeout);
                     core.table.get_mut(slot).limit = limit;
                     core.retime(slot);
