@@ -6,6 +6,103 @@ use std::time::Duration;
 
 use crate::buffer::{BufferConfig, BufferError};
 
+/// The kernel interface that a runtime stands on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// What the environment variable `CORELANE_BACKEND` says (`auto`, `io_uring`, `epoll` or `iocp`); if it
+    /// says nothing, the best that the system allows: io_uring, and epoll where io_uring is refused,
+    /// which is said in one line on standard error and in [`RuntimeInfo::fallback`](crate::RuntimeInfo).
+    /// On Windows: I/O completion ports.
+    #[default]
+    Auto,
+    /// io_uring, or an error that says why not. Linux 5.19 and later.
+    IoUring,
+    /// epoll: readiness instead of completions, for systems that forbid io_uring. Linux. Sockets are
+    /// ordinary descriptors ([`Descriptors::Fd`]).
+    Epoll,
+    /// I/O completion ports. Windows.
+    Iocp,
+}
+
+impl Backend {
+    /// The environment variable that decides where [`Backend::Auto`] is asked for.
+    pub const VARIABLE: &str = "CORELANE_BACKEND";
+
+    /// Its name, as [`FromStr`](std::str::FromStr) reads it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+            Self::Iocp => "iocp",
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Backend {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "io_uring" | "io-uring" | "uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            "iocp" => Ok(Self::Iocp),
+            _ => Err(ConfigError::Range {
+                what: "backend",
+                value: format!("{text:?}"),
+                allowed: "auto, io_uring, epoll or iocp".to_owned(),
+            }),
+        }
+    }
+}
+
+/// What of io_uring may be used, where the kernel has it. Everything by default; less is for
+/// trying on a new kernel what an older one gets, and for measuring what a feature is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UringFeatures {
+    /// One accept operation for all connections (Linux 5.19). Without: one operation each.
+    pub multishot_accept: bool,
+    /// One receive operation for all data of a connection (Linux 6.0). Without: one operation for each
+    /// piece of data.
+    pub multishot_recv: bool,
+    /// Receive buffers that the kernel picks from a ring when data is there (Linux 5.19). Without: an idle
+    /// connection is polled, and receives into a buffer taken when it is readable; it still holds none.
+    pub provided_buffers: bool,
+    /// Completions are worked off only when the loop asks (Linux 6.1). Without: they interrupt it.
+    pub defer_taskrun: bool,
+}
+
+impl UringFeatures {
+    /// Everything.
+    pub const ALL: Self =
+        Self { multishot_accept: true, multishot_recv: true, provided_buffers: true, defer_taskrun: true };
+
+    /// What Linux 5.19, the oldest supported, has.
+    pub const LINUX_5_19: Self = Self { multishot_recv: false, defer_taskrun: false, ..Self::ALL };
+
+    /// The least that the backend works with.
+    pub const LEAST: Self = Self {
+        multishot_accept: false,
+        multishot_recv: false,
+        provided_buffers: false,
+        defer_taskrun: false,
+    };
+}
+
+impl Default for UringFeatures {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 /// Keepalive probing of a silent peer by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
@@ -180,6 +277,8 @@ pub struct WorkerConfig {
     pub buffers: BufferConfig,
     /// How sockets are held.
     pub descriptors: Descriptors,
+    /// What of io_uring may be used.
+    pub uring: UringFeatures,
     /// Whether [`Accepted::peer`](crate::Accepted::peer) is filled in. Costs a system call per
     /// connection with [`Descriptors::Fd`], and with [`Descriptors::Direct`] the multishot accept.
     /// Off by default.
@@ -228,6 +327,7 @@ impl Default for WorkerConfig {
             max_connections: 16384,
             buffers: BufferConfig::default(),
             descriptors: Descriptors::Direct,
+            uring: UringFeatures::ALL,
             peer_addresses: false,
             high_water: 64 << 10,
             low_water: 16 << 10,

@@ -38,7 +38,7 @@
 //! | `runtime` | starting and stopping: [`Runtime`], [`Builder`], [`RuntimeInfo`], [`ShutdownReport`] |
 //! | `handler` | the door to your code: [`Handler`], [`Cx`], [`Conn`], [`ConnId`], [`CloseReason`] |
 //! | `worker` | policy: connection table, send queues, back-pressure, timers, limits, mailbox ([`Remote`]) |
-//! | `driver` | mechanism: `uring` and `sim` behind one trait |
+//! | `driver` | mechanism: `uring`, `epoll`, `iocp` and `sim` behind one trait |
 //! | `buffer` | memory: the arena and its leases ([`Buf`], [`Payload`]) |
 //! | `config` | what can be set: [`WorkerConfig`], [`ListenerConfig`], [`SocketOptions`] |
 //! | `metrics` | counters: [`Metrics`], [`Snapshot`] |
@@ -52,7 +52,6 @@ mod config;
 mod driver;
 mod handler;
 mod metrics;
-#[cfg(target_os = "linux")]
 mod runtime;
 pub mod sim;
 mod time;
@@ -60,18 +59,16 @@ mod worker;
 
 pub use buffer::{Buf, BufMut, BufferConfig, BufferError, Detached, Payload};
 pub use config::{
-    ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions, WorkerConfig,
+    Backend, ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions,
+    UringFeatures, WorkerConfig,
 };
-#[cfg(target_os = "linux")]
 pub use driver::sys::{Signals, raise_nofile_limit};
-#[cfg(target_os = "linux")]
-pub use driver::uring::{Feature, SetupError};
+pub use driver::{Feature, SetupError};
 pub use handler::{
     Accepted, CloseReason, Closed, Conn, ConnId, ConnectError, ConnectErrorKind, Cx, Handler, SendError,
     SendErrorKind,
 };
 pub use metrics::{Metrics, Snapshot};
-#[cfg(target_os = "linux")]
 pub use runtime::{
     Builder, ListenerInfo, Runtime, RuntimeError, RuntimeInfo, ShutdownReport, StartError, WorkerInfo,
 };

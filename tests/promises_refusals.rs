@@ -349,7 +349,7 @@ fn what_was_found_on_this_kernel_is_reported_with_reasons() {
             return;
         };
         let info = runtime.info();
-        assert_eq!(info.backend, "io_uring");
+        assert_eq!(info.backend.as_str(), "io_uring");
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
         assert_eq!(info.kernel, release.trim());
         assert!(info.features.len() >= 5, "{:?}", info.features);

@@ -31,6 +31,17 @@ pub enum AcceptMode {
     Once,
 }
 
+/// What a multishot accept can do on a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Multishot {
+    /// There is none: connections are accepted one at a time.
+    Absent,
+    /// It brings connections, but not their peers' addresses.
+    WithoutPeer,
+    /// It brings both.
+    WithPeer,
+}
+
 /// How to close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseHow {

@@ -6,7 +6,9 @@
 //!
 //! | backend | where | file |
 //! |---|---|---|
-//! | `uring` | Linux 6.1 and later | `uring/` |
+//! | `uring` | Linux 5.19 and later; at its best from 6.1 on | `uring/` |
+//! | `epoll` | Linux, where io_uring is forbidden | `epoll/` |
+//! | `iocp` | Windows | `iocp/` |
 //! | `sim` | anywhere: a simulated kernel with a virtual clock and a seed | `sim/` |
 //!
 //! # The life of a connection in a driver
@@ -46,21 +48,41 @@
 //!
 //! The numbered SAFETY invariants that every `unsafe` block refers to are in `SAFETY.md`.
 
-mod event;
-pub(crate) mod sim;
 #[cfg(target_os = "linux")]
+pub(crate) mod epoll;
+mod event;
+#[cfg(windows)]
+pub(crate) mod iocp;
+mod setup;
+pub(crate) mod sim;
 pub(crate) mod sys;
 #[cfg(target_os = "linux")]
 pub(crate) mod uring;
 
-pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, RecvEnd, Socket};
+pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
+
+pub(crate) use setup::{DriverInfo, FD_RESERVE};
+pub use setup::{Feature, SetupError};
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{Chain, Memory};
-use crate::config::ConnectConfig;
+use crate::config::{ConnectConfig, WorkerConfig};
+use crate::metrics::Counters;
 use crate::time::Time;
+
+/// A listener of this system, as its real drivers take it over.
+#[cfg(target_os = "linux")]
+pub(crate) type NativeListener = std::net::TcpListener;
+/// A listener of this system, as its real drivers take it over.
+#[cfg(windows)]
+pub(crate) type NativeListener = iocp::IocpListener;
+
+/// Largest number of connections of one driver: slot numbers have 24 bits wherever they travel with an
+/// operation.
+pub(crate) const MAX_SLOTS: u32 = 1 << 24;
 
 /// Payloads that a chain given to [`send`](Driver::send) has at most, so that a driver can reserve room
 /// for their vectors.
@@ -102,8 +124,8 @@ pub trait Driver: Sized {
     /// When the system refuses to register it.
     fn add_listener(&mut self, listener: Self::Listener) -> io::Result<ListenerId>;
 
-    /// Whether [`AcceptMode::Multishot`] can tell the peer's address.
-    fn multishot_knows_peer(&self) -> bool;
+    /// What [`AcceptMode::Multishot`] can do here.
+    fn multishot(&self) -> Multishot;
 
     /// Arms an accept operation.
     fn accept(&mut self, listener: ListenerId, mode: AcceptMode);
@@ -163,4 +185,18 @@ pub trait Driver: Sized {
     /// Ends the driver: cancels what is left, awaits it until `patience` has passed, and leaks the
     /// memory of what does not end. Returns how many operations that were.
     fn finish(self, patience: Duration) -> usize;
+}
+
+/// A driver of a real kernel, as a runtime opens it.
+pub(crate) trait Native: Driver<Listener = NativeListener> {
+    /// Opens the kernel interface for the calling thread, which is the one that will use it.
+    /// `memlock`: this worker's share of `RLIMIT_MEMLOCK`, if that applies.
+    ///
+    /// # Errors
+    /// [`SetupError`], naming the cause and the remedy.
+    fn open(
+        config: &WorkerConfig,
+        counters: Arc<Counters>,
+        memlock: Option<u64>,
+    ) -> Result<(Self, DriverInfo), SetupError>;
 }

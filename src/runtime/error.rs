@@ -5,8 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::config::ConfigError;
-use crate::driver::sys;
-use crate::driver::uring::SetupError;
+use crate::driver::{SetupError, sys};
 
 /// Why a runtime did not start.
 #[non_exhaustive]

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use crate::config::Descriptors;
-use crate::driver::uring::Feature;
+use crate::config::{Backend, Descriptors};
+use crate::driver::Feature;
 use crate::metrics::Metrics;
 
 /// What a runtime consists of, and what the kernel contributes.
@@ -12,7 +12,9 @@ use crate::metrics::Metrics;
 #[non_exhaustive]
 pub struct RuntimeInfo {
     /// The kernel interface in use.
-    pub backend: &'static str,
+    pub backend: Backend,
+    /// Why it is not the one that [`Backend::Auto`] prefers, and the remedy; `None` when it is.
+    pub fallback: Option<String>,
     /// The kernel's release.
     pub kernel: String,
     /// Kernel features: which are in use, and why others are not.

@@ -1,5 +1,7 @@
 //! Starting workers, one thread and one ring each, and stopping them.
 
+mod bind;
+mod choose;
 mod error;
 mod info;
 
@@ -7,15 +9,14 @@ pub use error::{RuntimeError, StartError};
 pub use info::{ListenerInfo, RuntimeInfo, ShutdownReport, WorkerInfo};
 
 use std::io;
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::config::{ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
+use crate::config::{Backend, ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
 use crate::driver::sys::{self, Signals};
-use crate::driver::uring::{FD_RESERVE, Feature, MAX_SLOTS, UringDriver};
+use crate::driver::{FD_RESERVE, Feature, MAX_SLOTS, Native, NativeListener};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Metrics};
 use crate::worker::{self, Directory, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
@@ -33,6 +34,7 @@ const MAX_WORKERS: usize = 4096;
 pub struct Builder {
     workers: usize,
     cpus: Vec<usize>,
+    backend: Backend,
     listeners: Vec<ListenerConfig>,
     max_connections: Option<u64>,
     worker: WorkerConfig,
@@ -44,6 +46,7 @@ impl Default for Builder {
         Self {
             workers: 1,
             cpus: Vec::new(),
+            backend: Backend::Auto,
             listeners: Vec::new(),
             max_connections: None,
             worker: WorkerConfig::default(),
@@ -65,6 +68,13 @@ impl Builder {
     #[must_use]
     pub fn cpus(mut self, cpus: Vec<usize>) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// The kernel interface to use; [`Backend::Auto`] by default.
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = backend;
         self
     }
 
@@ -161,12 +171,18 @@ impl Builder {
         F: Fn(usize) -> H + Send + Sync + 'static,
     {
         let mut warnings = Vec::new();
-        let (workers, config) = self.plan(sys::nofile_limit(), &mut warnings)?;
+        let (backend, fallback) = choose::backend(self.backend)?;
+        let mut wishes = self.clone();
+        if backend == Backend::Epoll {
+            wishes.worker.descriptors = Descriptors::Fd;
+        }
+        let (workers, config) = wishes.plan(sys::nofile_limit(), &mut warnings)?;
         let mut info = Vec::new();
-        let mut listeners: Vec<Vec<WorkerListener<TcpListener>>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut listeners: Vec<Vec<WorkerListener<NativeListener>>> =
+            (0..workers).map(|_| Vec::new()).collect();
         for wanted in &self.listeners {
             wanted.options.check().map_err(StartError::Config)?;
-            let (sockets, bound) = bind(wanted, workers)?;
+            let (sockets, bound) = bind::for_workers(wanted, workers)?;
             if bound.backlog < bound.backlog_asked {
                 warnings.push(format!(
                     "backlog {} on {} is clamped to {} by net.core.somaxconn; raise it with `sysctl \
@@ -192,7 +208,8 @@ impl Builder {
             remote: Remote::new(directory.clone()),
             running: running.clone(),
             info: RuntimeInfo {
-                backend: "io_uring",
+                backend,
+                fallback,
                 kernel: sys::kernel_version(),
                 features: Vec::new(),
                 listeners: info,
@@ -214,7 +231,7 @@ impl Builder {
                 directory: directory.clone(),
                 permits: permits.clone(),
             };
-            let start = Start { setup, listeners, cpu, memlock, make: make.clone() };
+            let start = Start { backend, setup, listeners, cpu, memlock, make: make.clone() };
             let ready = ready.clone();
             let guard = RunningGuard {
                 running: running.clone(),
@@ -276,45 +293,6 @@ impl Builder {
     }
 }
 
-/// Binds a listening address for every worker.
-fn bind(wanted: &ListenerConfig, workers: usize) -> Result<(Vec<TcpListener>, ListenerInfo), StartError> {
-    let failed = |source| StartError::Bind { addr: wanted.addr, source };
-    let reuse = wanted.sharing == Sharing::PerWorker && workers > 1;
-    let mut config = wanted.clone();
-    if reuse && wanted.addr.port() != 0 {
-        // Sockets with SO_REUSEPORT share an address with any other of the same user that has it set:
-        // a second server would silently take half of the first one's clients. One without is refused.
-        drop(patiently(|| sys::listener(&config, false)).map_err(failed)?);
-    }
-    let first = patiently(|| sys::listener(&config, reuse)).map_err(failed)?;
-    config.addr = first.local_addr().map_err(failed)?;
-    let backlog = sys::accept_queue_limit(&first).unwrap_or(config.backlog);
-    let mut sockets = vec![first];
-    while sockets.len() < workers {
-        let socket = match wanted.sharing {
-            Sharing::PerWorker => sys::listener(&config, reuse),
-            Sharing::One => sockets[0].try_clone(),
-        };
-        sockets.push(socket.map_err(failed)?);
-    }
-    let info = ListenerInfo { addr: config.addr, backlog_asked: wanted.backlog, backlog };
-    Ok((sockets, info))
-}
-
-/// Tries again for a moment while an address is in use: the kernel takes some 20 ms to let go of the
-/// sockets of a process with io_urings that was killed, and its successor is started at once.
-fn patiently(listen: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
-    for _ in 0..10 {
-        match listen() {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                std::thread::sleep(Duration::from_millis(15));
-            }
-            outcome => return outcome,
-        }
-    }
-    listen()
-}
-
 /// Counts a worker's thread as ended, and closes its mailbox, however it ends. If it failed, the
 /// other workers are stopped: one worker less is not what was asked for, and nobody might be watching.
 struct RunningGuard<M> {
@@ -336,8 +314,9 @@ impl<M> Drop for RunningGuard<M> {
 
 /// What a worker's thread starts with.
 struct Start<M, F> {
+    backend: Backend,
     setup: Setup<M>,
-    listeners: Vec<WorkerListener<TcpListener>>,
+    listeners: Vec<WorkerListener<NativeListener>>,
     cpu: Option<usize>,
     /// Share of `RLIMIT_MEMLOCK`, if that applies to this process.
     memlock: Option<u64>,
@@ -357,12 +336,27 @@ impl<M: Send + 'static, F> Start<M, F> {
         H: Handler<Message = M>,
         F: Fn(usize) -> H,
     {
-        let Self { setup, listeners, cpu, memlock, make } = self;
+        #[cfg(target_os = "linux")]
+        match self.backend {
+            Backend::Epoll => self.run_on::<crate::driver::epoll::EpollDriver, H>(ready),
+            _ => self.run_on::<crate::driver::uring::UringDriver, H>(ready),
+        }
+        #[cfg(windows)]
+        self.run_on::<crate::driver::iocp::IocpDriver, H>(ready)
+    }
+
+    fn run_on<D, H>(self, ready: mpsc::Sender<Result<Started, StartError>>) -> Result<WorkerReport, io::Error>
+    where
+        D: Native,
+        H: Handler<Message = M>,
+        F: Fn(usize) -> H,
+    {
+        let Self { setup, listeners, cpu, memlock, make, .. } = self;
         let index = usize::from(setup.index);
         let started = cpu
             .map_or(Ok(()), |cpu| sys::pin_to_cpu(cpu).map_err(|source| StartError::Pin { cpu, source }))
             .and_then(|()| {
-                UringDriver::new(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)
+                D::open(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)
             });
         let (driver, found) = match started {
             Ok(started) => started,

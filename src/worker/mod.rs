@@ -31,7 +31,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Payload;
-use crate::driver::{CloseHow, Driver};
+use crate::driver::{CloseHow, Driver, Multishot};
 use crate::handler::{CloseReason, Cx, Handler};
 use crate::time::Time;
 
@@ -102,11 +102,15 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         listeners: Vec<WorkerListener<D::Listener>>,
         handler: H,
     ) -> io::Result<Self> {
-        let peers = setup.config.peer_addresses && !driver.multishot_knows_peer();
+        let once_only = match driver.multishot() {
+            Multishot::WithPeer => false,
+            Multishot::WithoutPeer => setup.config.peer_addresses,
+            Multishot::Absent => true,
+        };
         let mut acceptors = Vec::with_capacity(listeners.len());
         for WorkerListener { listener, backlog, shared } in listeners {
             let id = driver.add_listener(listener)?;
-            acceptors.push(Acceptor::new(id, backlog, shared || peers));
+            acceptors.push(Acceptor::new(id, backlog, shared || once_only));
         }
         setup.directory[usize::from(setup.index)].attach(driver.waker());
         let core = Core::new(setup, driver.memory().clone(), driver.now());

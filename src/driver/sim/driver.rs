@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, RecvEnd, Socket};
+use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 use super::super::{Driver, Waker};
 use super::errno;
 use super::ring::{Cqe, End, Kind, Phase, Ring, Slot, Sqe};
@@ -284,8 +284,8 @@ impl Driver for SimDriver {
         })
     }
 
-    fn multishot_knows_peer(&self) -> bool {
-        self.knows_peer
+    fn multishot(&self) -> Multishot {
+        if self.knows_peer { Multishot::WithPeer } else { Multishot::WithoutPeer }
     }
 
     fn accept(&mut self, id: ListenerId, mode: AcceptMode) {

@@ -1,26 +1,24 @@
 //! System calls that are not part of a backend: sockets, limits, processors, signals.
 //!
 //! Every function here is safe to call; the `unsafe` blocks inside hand the kernel pointers to
-//! values that outlive the call (SAFETY invariant 5).
+//! values that outlive the call (SAFETY invariant 5). One folder per system, the same names in each.
 
-mod address;
-mod limits;
-mod signal;
-mod socket;
-mod thread;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(windows)]
+mod windows;
 
-pub(crate) use address::RawAddress;
-pub use limits::raise_nofile_limit;
-pub(crate) use limits::{kernel_version, memlock_limit, memlock_limit_enforced, nofile_limit, sysctl};
-pub use signal::Signals;
-pub(crate) use socket::{
-    accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener, peer_address, shutdown_write,
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{
+    RawAddress, accept_queue_limit, client, cpu_count, duplicate, eventfd, eventfd_write, kernel_version,
+    listener, memlock_limit, memlock_limit_enforced, nofile_limit, peer_address, pin_to_cpu, set_timer_slack,
+    shutdown_write, sysctl,
 };
-pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
-
-use std::io;
-
-/// The result of a system call that returns -1 on failure.
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
+#[cfg(target_os = "linux")]
+pub use linux::{Signals, raise_nofile_limit};
+#[cfg(windows)]
+pub use windows::{Signals, raise_nofile_limit};
+#[cfg(windows)]
+pub(crate) use windows::{
+    accept_queue_limit, cpu_count, kernel_version, listener, memlock_limit_enforced, nofile_limit, pin_to_cpu,
+};

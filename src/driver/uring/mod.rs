@@ -24,9 +24,7 @@ mod submit;
 mod user_data;
 mod waker;
 
-pub(crate) use setup::FD_RESERVE;
-pub use setup::{Feature, SetupError};
-pub(crate) use user_data::MAX_SLOTS;
+pub(crate) use setup::probe;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -45,7 +43,10 @@ use crate::metrics::Counters;
 use crate::time::Time;
 
 use super::sys::{self, RawAddress};
-use super::{AcceptMode, CloseHow, Driver, Event, Key, ListenerId, Socket};
+use super::{
+    AcceptMode, CloseHow, Driver, DriverInfo, Event, Feature, Key, ListenerId, Multishot, Native, SetupError,
+    Socket,
+};
 
 use buf_ring::BufRing;
 use listeners::Listeners;
@@ -84,64 +85,7 @@ pub(crate) struct UringDriver {
     finished: bool,
 }
 
-/// What was found out while making a driver.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DriverInfo {
-    pub(crate) features: Vec<Feature>,
-    pub(crate) warnings: Vec<String>,
-    pub(crate) direct: bool,
-}
-
 impl UringDriver {
-    /// Makes a ring for the calling thread. `memlock`: its share of `RLIMIT_MEMLOCK`, if that applies.
-    ///
-    /// # Errors
-    /// [`SetupError`], naming the cause and the remedy.
-    pub(crate) fn new(
-        config: &WorkerConfig,
-        counters: Arc<Counters>,
-        memlock: Option<u64>,
-    ) -> Result<(Self, DriverInfo), SetupError> {
-        let setup::Parts { ring, buf_ring, memory, table, no_iowait, mut features, warnings } =
-            setup::parts(config, memlock)?;
-        let waker = UringWaker::new(ring.as_raw_fd())
-            .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
-        if let Some(slack) = config.timer_slack {
-            sys::set_timer_slack(slack)
-                .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
-        }
-        features.push(Feature {
-            name: "MULTISHOT",
-            on: true,
-            why: "one accept and one receive operation per listener and connection (5.19, 6.0)".to_owned(),
-        });
-        let mut driver = Self {
-            submission: Submission::new(ring, no_iowait),
-            buf_ring,
-            memory,
-            counters,
-            slots: Slots::new(config.max_connections),
-            listeners: Listeners::default(),
-            registering: BTreeMap::new(),
-            entries: Vec::with_capacity(256),
-            taken: 0,
-            ready: VecDeque::with_capacity(16),
-            now: submit::clock(),
-            waker,
-            peers: Vec::new(),
-            wake_value: Box::new(AtomicU64::new(0)),
-            wake_armed: false,
-            in_flight: 0,
-            direct: table > 0,
-            peer_addresses: config.peer_addresses,
-            draining: false,
-            finished: false,
-        };
-        driver.arm_wake();
-        let info = DriverInfo { features, warnings, direct: driver.direct };
-        Ok((driver, info))
-    }
-
     fn arm_wake(&mut self) {
         if self.draining {
             return;
@@ -242,6 +186,53 @@ impl UringDriver {
     }
 }
 
+impl Native for UringDriver {
+    fn open(
+        config: &WorkerConfig,
+        counters: Arc<Counters>,
+        memlock: Option<u64>,
+    ) -> Result<(Self, DriverInfo), SetupError> {
+        let setup::Parts { ring, buf_ring, memory, table, no_iowait, mut features, warnings } =
+            setup::parts(config, memlock)?;
+        let waker = UringWaker::new(ring.as_raw_fd())
+            .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
+        if let Some(slack) = config.timer_slack {
+            sys::set_timer_slack(slack)
+                .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
+        }
+        features.push(Feature {
+            name: "MULTISHOT",
+            on: true,
+            why: "one accept and one receive operation per listener and connection (5.19, 6.0)".to_owned(),
+        });
+        let mut driver = Self {
+            submission: Submission::new(ring, no_iowait),
+            buf_ring,
+            memory,
+            counters,
+            slots: Slots::new(config.max_connections),
+            listeners: Listeners::default(),
+            registering: BTreeMap::new(),
+            entries: Vec::with_capacity(256),
+            taken: 0,
+            ready: VecDeque::with_capacity(16),
+            now: submit::clock(),
+            waker,
+            peers: Vec::new(),
+            wake_value: Box::new(AtomicU64::new(0)),
+            wake_armed: false,
+            in_flight: 0,
+            direct: table > 0,
+            peer_addresses: config.peer_addresses,
+            draining: false,
+            finished: false,
+        };
+        driver.arm_wake();
+        let info = DriverInfo { features, warnings, direct: driver.direct };
+        Ok((driver, info))
+    }
+}
+
 impl Drop for UringDriver {
     fn drop(&mut self) {
         if !self.finished && self.end(Duration::from_secs(1)) > 0 {
@@ -289,8 +280,8 @@ impl Driver for UringDriver {
         Ok(self.listeners.add(listener))
     }
 
-    fn multishot_knows_peer(&self) -> bool {
-        !self.direct
+    fn multishot(&self) -> Multishot {
+        if self.direct { Multishot::WithoutPeer } else { Multishot::WithPeer }
     }
 
     fn accept(&mut self, listener: ListenerId, mode: AcceptMode) {

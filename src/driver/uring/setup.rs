@@ -3,114 +3,16 @@
 //! Every feature is probed by trying it, never by the kernel's version, and what came of it is
 //! kept for [`RuntimeInfo`](crate::RuntimeInfo).
 
-use std::fmt;
 use std::io;
 
 use io_uring::{IoUring, Probe, opcode};
 
-use crate::buffer::{BufferError, Memory};
+use crate::buffer::Memory;
 use crate::config::{Descriptors, WorkerConfig};
-use crate::driver::sys;
+use crate::driver::{Feature, SetupError, sys};
 
+use super::super::FD_RESERVE;
 use super::buf_ring::BufRing;
-
-/// A kernel feature: whether it is in use, and what that means or why it is not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Feature {
-    /// Its name in the kernel's interface.
-    pub name: &'static str,
-    /// Whether it is in use.
-    pub on: bool,
-    /// What it does here, or why it is off and what that costs.
-    pub why: String,
-}
-
-/// Why a worker's ring could not be made.
-#[derive(Debug)]
-pub enum SetupError {
-    /// `io_uring_setup` does not exist, or is refused by a seccomp filter that says so (`ENOSYS`).
-    NotImplemented,
-    /// The sysctl `kernel.io_uring_disabled` forbids it.
-    Sysctl {
-        /// Its value: 1 (privileged processes only) or 2 (nobody).
-        value: String,
-    },
-    /// A seccomp filter forbids it (`EPERM`, with the sysctl allowing it).
-    Seccomp,
-    /// The kernel lacks something that is needed.
-    Missing {
-        /// What.
-        what: &'static str,
-        /// Since when Linux has it.
-        since: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A limit of the system is too low.
-    Limit {
-        /// Which, what is needed and what is there, and the remedy.
-        what: String,
-    },
-    /// The buffers could not be made.
-    Buffers(BufferError),
-    /// Anything else that the system said.
-    Os {
-        /// What was attempted.
-        what: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-impl fmt::Display for SetupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotImplemented => f.write_str(
-                "io_uring_setup is not implemented (ENOSYS): this kernel is older than 5.1 or built \
-                 without io_uring, or a sandbox (gVisor, a container's seccomp filter) hides it; run on \
-                 Linux 6.1 or later and allow io_uring_setup, io_uring_enter and io_uring_register in \
-                 the container's seccomp profile",
-            ),
-            Self::Sysctl { value } => write!(
-                f,
-                "io_uring is forbidden by the sysctl kernel.io_uring_disabled = {value} ({}); allow it \
-                 with `sysctl kernel.io_uring_disabled=0`, or with 1 and this process's group in \
-                 kernel.io_uring_group",
-                if value == "1" { "only for unprivileged processes" } else { "for everybody" },
-            ),
-            Self::Seccomp => f.write_str(
-                "io_uring_setup is refused (EPERM) although kernel.io_uring_disabled allows it: a seccomp \
-                 filter forbids it, as the default profiles of Docker and containerd do; allow \
-                 io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
-            ),
-            Self::Missing { what, since, source } => write!(
-                f,
-                "this kernel ({}) lacks {what}, which Linux has since {since} ({source}); run on Linux \
-                 6.1 or later",
-                sys::kernel_version(),
-            ),
-            Self::Limit { what } => f.write_str(what),
-            Self::Buffers(error) => error.fmt(f),
-            Self::Os { what, source } => write!(f, "{what}: {source}"),
-        }
-    }
-}
-
-impl std::error::Error for SetupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Missing { source, .. } | Self::Os { source, .. } => Some(source),
-            Self::Buffers(error) => Some(error),
-            Self::NotImplemented | Self::Sysctl { .. } | Self::Seccomp | Self::Limit { .. } => None,
-        }
-    }
-}
-
-impl From<BufferError> for SetupError {
-    fn from(error: BufferError) -> Self {
-        Self::Buffers(error)
-    }
-}
 
 /// What a refused `io_uring_setup` means.
 fn refused(error: io::Error, sysctl: Option<String>) -> SetupError {
@@ -150,14 +52,11 @@ pub(crate) struct Parts {
     pub(crate) warnings: Vec<String>,
 }
 
-impl fmt::Debug for Parts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Debug for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Parts").field("features", &self.features).finish_non_exhaustive()
     }
 }
-
-/// Ordinary descriptors that are left for everything but connections.
-pub(crate) const FD_RESERVE: u64 = 32;
 
 /// Smallest completion queue that is tried when memory is short; cancelling is slow with it.
 const SMALLEST_CQ: u32 = 1024;
@@ -254,6 +153,36 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
     Err(SetupError::Missing { what: "IORING_SETUP_SUBMIT_ALL and COOP_TASKRUN", since: "5.19", source })
 }
 
+/// Whether this kernel lets this process use io_uring at all, found out with the smallest ring.
+///
+/// # Errors
+/// [`SetupError`], naming the cause and the remedy.
+pub(crate) fn probe() -> Result<(), SetupError> {
+    let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
+    let ring = best_ring(&config, &mut Vec::new())?;
+    required(&ring).map(drop)
+}
+
+/// Checks what nothing works without; tells whether there is multishot receive.
+fn required(ring: &IoUring) -> Result<bool, SetupError> {
+    let params = ring.params();
+    if !params.is_feature_submit_stable() || !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
+        return Err(SetupError::Missing {
+            what: "IORING_FEAT_SUBMIT_STABLE, NODROP and EXT_ARG",
+            since: "5.11",
+            source: io::Error::from(io::ErrorKind::Unsupported),
+        });
+    }
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe).map_err(|source| SetupError::Missing {
+        what: "IORING_REGISTER_PROBE",
+        since: "5.6",
+        source,
+    })?;
+    // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
+    Ok(probe.is_supported(opcode::SendZc::CODE))
+}
+
 fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
     Feature { name, on, why: if on { what } else { why_not }.to_owned() }
 }
@@ -265,37 +194,15 @@ pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
     let mut warnings = Vec::new();
     let ring = ring(config, memlock, &mut features, &mut warnings)?;
 
-    let params = ring.params();
-    let submit_stable = params.is_feature_submit_stable();
-    let nodrop = params.is_feature_nodrop();
-    let no_iowait = params.is_feature_no_iowait();
-    if !submit_stable || !nodrop || !params.is_feature_ext_arg() {
-        return Err(SetupError::Missing {
-            what: "IORING_FEAT_SUBMIT_STABLE, NODROP and EXT_ARG",
-            since: "5.11",
-            source: io::Error::from(io::ErrorKind::Unsupported),
-        });
-    }
+    let multishot_recv = required(&ring)?;
+    let no_iowait = ring.params().is_feature_no_iowait();
     features.push(feature(
         "ENTER_NO_IOWAIT",
         no_iowait,
         "waiting does not show as iowait (6.15)",
         "not offered (needs 6.15): an idle worker shows as iowait in statistics",
     ));
-    let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|source| SetupError::Missing {
-        what: "IORING_REGISTER_PROBE",
-        since: "5.6",
-        source,
-    })?;
-    // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
-    if !probe.is_supported(opcode::SendZc::CODE) {
-        return Err(SetupError::Missing {
-            what: "multishot receive",
-            since: "6.0",
-            source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
-        });
-    }
+    let _ = multishot_recv;
 
     let registered = ring.submitter().register_ring_fd();
     features.push(feature(

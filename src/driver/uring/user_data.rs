@@ -3,7 +3,7 @@
 //! The generation is checked on every completion, so that a late one can never reach the slot's
 //! next connection (promise 3).
 
-use crate::driver::Key;
+use crate::driver::{Key, MAX_SLOTS};
 
 /// What an operation was started for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +52,6 @@ const KINDS: [Kind; 15] = [
     Kind::PeerWake,
     Kind::PeerFailed,
 ];
-
-/// Largest slot number that fits, plus one.
-pub(crate) const MAX_SLOTS: u32 = 1 << 24;
 
 #[inline]
 pub(crate) fn encode(kind: Kind, key: Key) -> u64 {

@@ -96,7 +96,7 @@ impl Environment {
         };
         if let Some(info) = info {
             let features = info.features.iter();
-            environment.backend = Some(info.backend.to_owned());
+            environment.backend = Some(info.backend.to_string());
             environment.features = features
                 .map(|feature| Feature {
                     name: feature.name.to_owned(),

@@ -187,7 +187,7 @@ fn single_accepts_tell_the_peer_and_end_when_cancelled() {
             match next(&mut driver) {
                 Event::Accepted { listener: of, socket, peer, mode: how, armed } => {
                     assert_eq!((of, how, armed), (listener, mode, mode == AcceptMode::Multishot));
-                    let known = mode == AcceptMode::Once || driver.multishot_knows_peer();
+                    let known = mode == AcceptMode::Once || driver.multishot() == Multishot::WithPeer;
                     assert_eq!(peer, known.then(|| stream.local_addr().expect("its address")));
                     driver.discard(socket);
                 }

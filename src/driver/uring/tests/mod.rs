@@ -29,7 +29,7 @@ fn config(descriptors: Descriptors) -> WorkerConfig {
 
 /// A driver; `None`, with the reason printed, where the system forbids io_uring.
 fn driver(config: &WorkerConfig) -> Option<UringDriver> {
-    match UringDriver::new(config, Arc::default(), None) {
+    match UringDriver::open(config, Arc::default(), None) {
         Ok((driver, info)) => {
             assert_eq!(info.direct, config.descriptors == Descriptors::Direct);
             Some(driver)

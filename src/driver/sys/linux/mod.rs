@@ -1,0 +1,23 @@
+//! Linux.
+
+mod address;
+mod limits;
+mod signal;
+mod socket;
+mod thread;
+
+pub(crate) use address::RawAddress;
+pub use limits::raise_nofile_limit;
+pub(crate) use limits::{kernel_version, memlock_limit, memlock_limit_enforced, nofile_limit, sysctl};
+pub use signal::Signals;
+pub(crate) use socket::{
+    accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener, peer_address, shutdown_write,
+};
+pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
+
+use std::io;
+
+/// The result of a system call that returns -1 on failure.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

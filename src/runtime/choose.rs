@@ -1,0 +1,58 @@
+//! Which kernel interface a runtime stands on.
+
+use crate::config::Backend;
+use crate::driver::SetupError;
+
+use super::StartError;
+
+/// What the wish comes to, and why it is not the best that there is, if it is not. A fallback is also said
+/// on standard error: whoever runs the program is to learn of it, whatever the program does with its
+/// [`RuntimeInfo`](super::RuntimeInfo).
+///
+/// # Errors
+/// [`StartError::Config`] for a variable that names no backend, [`StartError::Kernel`] for one that is not to
+/// be had here.
+pub(super) fn backend(asked: Backend) -> Result<(Backend, Option<String>), StartError> {
+    let asked = match asked {
+        Backend::Auto => match std::env::var_os(Backend::VARIABLE) {
+            Some(value) if !value.is_empty() => {
+                value.to_string_lossy().parse::<Backend>().map_err(StartError::Config)?
+            }
+            _ => Backend::Auto,
+        },
+        asked => asked,
+    };
+    let (backend, fallback) = system(asked).map_err(StartError::Kernel)?;
+    if let Some(line) = &fallback {
+        eprintln!("corelane: {line}");
+    }
+    Ok((backend, fallback))
+}
+
+#[cfg(target_os = "linux")]
+fn system(asked: Backend) -> Result<(Backend, Option<String>), SetupError> {
+    match asked {
+        Backend::Iocp => Err(SetupError::Unavailable { backend: asked, needs: "Windows" }),
+        Backend::IoUring | Backend::Epoll => Ok((asked, None)),
+        Backend::Auto => match crate::driver::uring::probe() {
+            Ok(()) => Ok((Backend::IoUring, None)),
+            Err(cause) if cause.is_refusal() => Ok((
+                Backend::Epoll,
+                Some(format!(
+                    "epoll is used instead of io_uring, at a higher cost per message: {cause}. (Setting {}=epoll, \
+                     or asking for the backend in the program, says that this is intended.)",
+                    Backend::VARIABLE,
+                )),
+            )),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+#[cfg(windows)]
+fn system(asked: Backend) -> Result<(Backend, Option<String>), SetupError> {
+    match asked {
+        Backend::Auto | Backend::Iocp => Ok((Backend::Iocp, None)),
+        Backend::IoUring | Backend::Epoll => Err(SetupError::Unavailable { backend: asked, needs: "Linux" }),
+    }
+}
