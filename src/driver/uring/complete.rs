@@ -122,7 +122,7 @@ impl UringDriver {
     fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
         self.in_flight = self.in_flight.saturating_sub(1);
         let (listener, index) = once_of(key.slot);
-        let peer = self.listeners.once_ended(listener, index).flatten();
+        let peer = self.listeners.once_ended(listener, index).flatten().filter(|_| self.peer_addresses);
         let mode = AcceptMode::Once;
         if result < 0 {
             return Some(Event::AcceptFailed { listener, mode, error: error(result) });

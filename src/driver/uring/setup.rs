@@ -161,12 +161,20 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
 
 /// Whether this kernel lets this process use io_uring at all, found out with the smallest ring.
 ///
+/// On a thread of its own: what the kernel has to do for a ring after it was closed, it does on the thread
+/// that made it, and a system call of the caller's that has a time limit would end with EINTR for that.
+///
 /// # Errors
 /// [`SetupError`], naming the cause and the remedy.
 pub(crate) fn probe() -> Result<(), SetupError> {
-    let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
-    let ring = best_ring(&config, &mut Vec::new())?;
-    required(&ring).map(drop)
+    let attempt = || {
+        let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
+        let ring = best_ring(&config, &mut Vec::new())?;
+        required(&ring).map(drop)
+    };
+    let os = |source| SetupError::Os { what: "starting a thread that tries io_uring", source };
+    let thread = std::thread::Builder::new().name("corelane-probe".to_owned()).spawn(attempt).map_err(os)?;
+    thread.join().unwrap_or_else(|_| Err(os(io::Error::other("it panicked"))))
 }
 
 /// Checks what nothing works without; tells whether there is multishot receive.
