@@ -180,6 +180,7 @@ impl UringDriver {
         // A handle that wakes this ring may outlive it and keep the ring itself alive, but not what
         // was registered. Errors mean that nothing was registered.
         let _ = submitter.unregister_buf_ring(buf_ring::GROUP);
+        self.memory.pool.take_all_back();
         let _ = submitter.unregister_buffers();
         let _ = submitter.unregister_files();
         0
