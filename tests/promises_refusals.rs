@@ -312,7 +312,8 @@ fn settings_out_of_range_are_refused_with_field_value_and_range() {
 fn buffers_that_no_memory_can_hold_are_refused() {
     const NAME: &str = "buffers_that_no_memory_can_hold_are_refused";
     if role().is_some() {
-        let buffers = BufferConfig { size: 1 << 20, count: 32_768, send_count: 32_768 };
+        let buffers =
+            BufferConfig { size: 1 << 20, count: 32_768, send_count: 32_768, ..BufferConfig::default() };
         let config = WorkerConfig { buffers, ..WorkerConfig::default() };
         return say(&refused(Runtime::builder().worker(config)).to_string());
     }
