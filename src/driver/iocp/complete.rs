@@ -22,11 +22,6 @@ enum Read {
     Failed(i32),
 }
 
-/// What the end of a stream means: its end, unless the connection has failed.
-fn ended(handle: SOCKET) -> Read {
-    socket::hidden_error(handle).map_or(Read::Eof, Read::Failed)
-}
-
 impl IocpDriver {
     #[inline]
     pub(super) fn next(&mut self) -> Option<Event> {
@@ -148,6 +143,7 @@ impl IocpDriver {
                 return None;
             }
             Read::NoBuffer => RecvEnd::NoBuffer,
+            Read::Eof if failed == 0 && self.is_reset(key) => RecvEnd::Failed(error::io(error::RESET)),
             Read::Eof if failed == 0 => RecvEnd::Eof,
             // The end of a stream that has failed is not its end.
             Read::Nothing | Read::Eof => RecvEnd::Failed(error::io(failed)),
@@ -155,6 +151,15 @@ impl IocpDriver {
         };
         self.slots.get(key)?.ops.remove(Ops::READING);
         Some(Event::RecvEnded { key, end })
+    }
+
+    /// Whether the end of a stream is a reset that Wine forgot about.
+    fn is_reset(&mut self, key: Key) -> bool {
+        self.wine
+            && self
+                .slots
+                .get(key)
+                .is_some_and(|slot| !slot.ops.has(Ops::SHUT) && socket::is_gone(slot.socket))
     }
 
     fn rearm(&mut self, key: Key) {
@@ -174,12 +179,12 @@ impl IocpDriver {
         });
         match (buf, result) {
             (Some(buf), Ok(1..)) => Read::Data(buf),
-            (Some(_), Ok(0)) => ended(handle),
+            (Some(_), Ok(0)) => Read::Eof,
             (_, Err(WSAEWOULDBLOCK)) => Read::Nothing,
             (_, Err(number)) => Read::Failed(number),
             // Only for data a buffer is needed: the end is told without one.
             (None, Ok(_)) => match socket::peek(handle) {
-                Ok(0) => ended(handle),
+                Ok(0) => Read::Eof,
                 Ok(_) => Read::NoBuffer,
                 Err(WSAEWOULDBLOCK) => Read::Nothing,
                 Err(number) => Read::Failed(number),

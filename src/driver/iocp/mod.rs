@@ -56,8 +56,9 @@
 //! # What is different on other systems
 //!
 //! Wine ends the operations of a closed socket with `STATUS_HANDLES_CLOSED` instead of `STATUS_CANCELLED`: both are
-//! cancels. Windows may abort a stream of which a send was cancelled after a part was taken, since it cannot
-//! say what is on its way; the next operation tells then. Nothing here depends on either.
+//! cancels. Wine's server also takes the error of a reset off the socket, and the next receive finds a plain
+//! end: under Wine an end is only believed of a connection that still has a peer. Windows may abort a stream of which a send was cancelled after a part was taken, since it cannot
+//! say what is on its way; the next operation tells then.
 
 mod complete;
 mod error;
@@ -94,7 +95,7 @@ use ext::Extensions;
 use listeners::Listeners;
 use op::OpTable;
 use port::Port;
-use slots::Slots;
+use slots::{Ops, Slots};
 use waker::IocpWaker;
 
 /// Packets taken from the port at a time.
@@ -126,6 +127,8 @@ pub(crate) struct IocpDriver {
     extensions: [Option<Extensions>; 2],
     /// Operations that succeed at once bring no packet.
     skip: bool,
+    /// The system is Wine's.
+    wine: bool,
     /// Packets, how many of them there are, and how many of those are translated.
     entries: Box<[OVERLAPPED_ENTRY]>,
     filled: usize,
@@ -268,6 +271,7 @@ impl Native for IocpDriver {
             listeners: Listeners::default(),
             extensions: [Some(v4), v6],
             skip,
+            wine: sys::kernel_version().contains("wine"),
             entries: vec![OVERLAPPED_ENTRY::default(); BATCH].into_boxed_slice(),
             filled: 0,
             taken: 0,
@@ -367,6 +371,7 @@ impl Driver for IocpDriver {
 
     fn shutdown_write(&mut self, key: Key) {
         if let Some(slot) = self.slots.usable(key) {
+            slot.ops.insert(Ops::SHUT);
             // An error means that the connection is gone, which its receive reports.
             let _ = sys::shutdown_write(slot.socket as std::os::windows::io::RawSocket);
         }

@@ -24,6 +24,8 @@ impl Ops {
     pub(super) const CONNECTED: Ops = Ops(1 << 5);
     /// Receiving was cancelled.
     pub(super) const CANCELLED: Ops = Ops(1 << 6);
+    /// This side has ended its stream.
+    pub(super) const SHUT: Ops = Ops(1 << 7);
 
     #[inline]
     pub(super) fn has(self, op: Ops) -> bool {

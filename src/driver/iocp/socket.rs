@@ -4,11 +4,12 @@
 //! a pointer to it, which is why objects keep their place (invariant 8).
 
 use std::io;
+use std::os::windows::io::RawSocket;
 
 use windows_sys::Win32::Foundation::{ERROR_IO_PENDING, HANDLE};
 use windows_sys::Win32::Networking::WinSock::{
-    self, FIONBIO, LINGER, MSG_PEEK, SO_ERROR, SO_LINGER, SO_UPDATE_ACCEPT_CONTEXT,
-    SO_UPDATE_CONNECT_CONTEXT, SOCKET, SOCKET_ERROR, SOL_SOCKET, WSABUF,
+    self, FIONBIO, LINGER, MSG_PEEK, SO_LINGER, SO_UPDATE_ACCEPT_CONTEXT, SO_UPDATE_CONNECT_CONTEXT, SOCKET,
+    SOCKET_ERROR, SOL_SOCKET, WSABUF,
 };
 use windows_sys::Win32::Storage::FileSystem::SetFileCompletionNotificationModes;
 use windows_sys::Win32::System::IO::CancelIoEx;
@@ -17,7 +18,7 @@ use windows_sys::Win32::System::WindowsProgramming::{
 };
 
 use crate::buffer::{Chain, Chunks};
-use crate::driver::{SEND_BATCH, Socket};
+use crate::driver::{SEND_BATCH, Socket, sys};
 
 use super::error;
 use super::op::Op;
@@ -126,15 +127,12 @@ fn received(socket: SOCKET, room: &mut [u8], flags: i32) -> Result<usize, i32> {
     usize::try_from(result).map_err(|_| error::last())
 }
 
-/// The error with which the connection ended, if a receive that found the end does not tell: Wine takes the
-/// error off the socket when it comes, and the next receive finds nothing but the end. Windows has none here.
-pub(super) fn hidden_error(socket: SOCKET) -> Option<i32> {
-    let (mut number, mut len) = (0, size_of::<i32>() as i32);
-    let pointer: *mut i32 = &raw mut number;
-    // SAFETY: both outlive the call, which writes at most `len` bytes (invariant 5).
-    let result = unsafe { WinSock::getsockopt(socket, SOL_SOCKET, SO_ERROR, pointer.cast(), &raw mut len) };
-    let number = error::of_win32(number as u32);
-    (result == 0 && error::ends_connections(number)).then_some(number)
+/// Whether a connection whose peer has ended the stream, and this side has not, is gone altogether.
+///
+/// For Wine only: its server takes the error of a reset off the socket when it comes, and the next receive finds
+/// nothing but the end. The system below knows no peer any more then; after a plain FIN it does.
+pub(super) fn is_gone(socket: SOCKET) -> bool {
+    sys::peer_address(socket as RawSocket).is_err()
 }
 
 /// Most bytes that one send is given: their number has 32 bits where it comes back.
