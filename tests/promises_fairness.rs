@@ -1,5 +1,6 @@
 //! Promise 6: one busy connection (or mailbox, or burst of new connections) never starves the others.
 //! Measured in callbacks and bytes, not in time.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Promise 7: an exhausted buffer pool, a full completion queue, a full submission queue, EMFILE and a
 //! slow reader each degrade by back-pressure, are counted, lose nothing and never spin.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Promise 9: every refusal is a clear error that names its cause and its remedy; what is lost without
 //! being refused is a warning. Limits, privileges and filters are those of child processes.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,6 +1,7 @@
 //! Promises 1 to 4 on the real kernel: memory that the kernel knows is not handed out before the last
 //! completion, shutdown gets everything back, a late completion never reaches a slot's next
 //! connection, and a buffer comes back on every path.
+#![cfg(target_os = "linux")]
 
 mod support;
 

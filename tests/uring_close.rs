@@ -1,5 +1,6 @@
 //! How connections end: half-close both ways, graceful close, abort, reset, limits; what the peer sees
 //! of it, and what the handler is told.
+#![cfg(target_os = "linux")]
 
 mod support;
 

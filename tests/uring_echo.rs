@@ -1,5 +1,6 @@
 //! The main job on the real kernel: what is sent comes back, whole and in order, however it is cut
 //! into pieces and however slowly it is read.
+#![cfg(target_os = "linux")]
 
 mod support;
 

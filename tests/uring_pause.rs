@@ -1,5 +1,6 @@
 //! Receiving that was held up, by the handler or by congestion: nothing is told meanwhile, nothing is
 //! lost, and what is behind the data (its end, a reset) is told after it.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -113,19 +113,26 @@ impl Signals {
 mod tests {
     use super::*;
 
+    use windows_sys::Win32::System::Console::CTRL_CLOSE_EVENT;
+
+    /// Calls the handler as the system does.
+    fn event(event: u32) -> BOOL {
+        // SAFETY: it takes any number and touches nothing but statics (invariant 5).
+        unsafe { on_event(event) }
+    }
+
     #[test]
-    fn an_event_is_kept_until_it_is_waited_for_and_a_timeout_is_none() {
+    fn an_event_is_kept_until_it_is_waited_for_and_one_that_ends_the_process_is_held_up() {
         let signals = Signals::block().expect("registered");
         let again = Signals::block().expect("once is enough");
         assert_eq!(signals.wait(Some(Duration::ZERO)).expect("no error"), None);
-        arrive(number(CTRL_BREAK_EVENT));
-        arrive(number(CTRL_C_EVENT));
-        arrive(number(CTRL_C_EVENT));
+        assert_eq!((event(CTRL_BREAK_EVENT), event(CTRL_C_EVENT), event(CTRL_C_EVENT)), (1, 1, 1));
         assert_eq!(signals.wait(None).expect("no error"), Some(SIGINT));
         assert_eq!(again.wait(None).expect("no error"), Some(SIGBREAK));
         assert_eq!(signals.wait(Some(Duration::from_millis(1))).expect("no error"), None);
         let waiting = std::thread::spawn(move || signals.wait(None));
-        arrive(number(CTRL_C_EVENT));
-        assert_eq!(waiting.join().expect("the thread").expect("no error"), Some(SIGINT));
+        let closing = std::thread::spawn(|| event(CTRL_CLOSE_EVENT));
+        assert_eq!(waiting.join().expect("the thread").expect("no error"), Some(SIGTERM));
+        assert!(!closing.is_finished(), "the process would end now");
     }
 }

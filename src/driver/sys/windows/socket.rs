@@ -205,3 +205,126 @@ pub(crate) fn shutdown_write(socket: RawSocket) -> io::Result<()> {
     // SAFETY: takes no pointer (invariant 5).
     check(unsafe { WinSock::shutdown(socket as SOCKET, SD_SEND) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    fn any_port() -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+    }
+
+    fn get_int(socket: RawSocket, level: i32, name: i32) -> i32 {
+        // Some systems write fewer bytes than asked for.
+        let mut value = 0i32;
+        let mut len = size_of::<i32>() as i32;
+        let pointer = &raw mut value;
+        // SAFETY: value and length outlive the call (invariant 5).
+        let result =
+            unsafe { WinSock::getsockopt(socket as SOCKET, level, name, pointer.cast(), &raw mut len) };
+        check(result).expect("getsockopt");
+        value
+    }
+
+    fn linger(socket: RawSocket) -> (u16, u16) {
+        let mut value = LINGER::default();
+        let mut len = size_of::<LINGER>() as i32;
+        let pointer = &raw mut value;
+        // SAFETY: value and length outlive the call (invariant 5).
+        let result = unsafe {
+            WinSock::getsockopt(socket as SOCKET, SOL_SOCKET, SO_LINGER, pointer.cast(), &raw mut len)
+        };
+        check(result).expect("getsockopt");
+        (value.l_onoff, value.l_linger)
+    }
+
+    #[test]
+    fn options_are_set_and_what_the_system_lacks_is_an_error_that_says_so() {
+        let options = SocketOptions {
+            nodelay: true,
+            keepalive: Some(Keepalive {
+                idle: Duration::from_secs(30),
+                interval: Duration::from_millis(1500),
+                count: 4,
+            }),
+            recv_buffer: Some(50_000),
+            send_buffer: Some(60_000),
+            linger: Some(Duration::ZERO),
+            ..SocketOptions::default()
+        };
+        let socket = accept_socket(false).expect("a socket");
+        let socket = socket.as_raw_socket();
+        assert_eq!(get_int(socket, IPPROTO_TCP, TCP_NODELAY), 0);
+        set_options(socket, &options).expect("all of them");
+        assert_ne!(get_int(socket, IPPROTO_TCP, TCP_NODELAY), 0);
+        assert_ne!(get_int(socket, SOL_SOCKET, SO_KEEPALIVE), 0);
+        assert!(get_int(socket, SOL_SOCKET, SO_RCVBUF) >= 50_000);
+        assert!(get_int(socket, SOL_SOCKET, SO_SNDBUF) >= 60_000);
+        assert_eq!(linger(socket), (1, 0));
+        let limited =
+            SocketOptions { user_timeout: Some(Duration::from_millis(1)), ..SocketOptions::default() };
+        match set_options(socket, &limited) {
+            Ok(()) => assert_eq!(get_int(socket, IPPROTO_TCP, TCP_MAXRT), 1),
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
+                assert!(error.to_string().contains("user_timeout needs"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_listening_address_is_not_shared_and_is_free_again_after_its_last_connection() {
+        for backlog in [1, 4096, u32::MAX] {
+            let first = listener(&ListenerConfig { backlog, ..any_port().into() }, false).expect("listens");
+            let config = ListenerConfig::new(first.local_addr().expect("an address"));
+            let error = listener(&config, true).expect_err("taken");
+            let kinds = [io::ErrorKind::AddrInUse, io::ErrorKind::PermissionDenied];
+            assert!(kinds.contains(&error.kind()), "{error}");
+            let mut there = TcpStream::connect(config.addr).expect("connects");
+            let (mut here, _) = first.accept().expect("accepts");
+            there.write_all(b"hello").expect("writes");
+            let mut data = [0; 5];
+            here.read_exact(&mut data).expect("reads");
+            // Closed here first: the connection stays behind in TIME_WAIT.
+            drop((here, first));
+            assert_eq!(there.read(&mut data).expect("the end"), 0);
+            drop(there);
+            drop(listener(&config, false).expect("listens again"));
+        }
+    }
+
+    #[test]
+    fn an_ipv6_listener_takes_ipv4_only_if_it_should() {
+        for dual_stack in [true, false] {
+            let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+            let listener = listener(&ListenerConfig { dual_stack, ..any.into() }, false).expect("listens");
+            let port = listener.local_addr().expect("an address").port();
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).expect("connects");
+            let mapped = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+            assert_eq!(mapped.is_ok(), dual_stack, "{mapped:?}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_bound_to_its_source_and_knows_its_peer() {
+        let server = listener(&any_port().into(), false).expect("listens");
+        let target = server.local_addr().expect("an address");
+        let mut config = ConnectConfig::new(target);
+        let bound = TcpStream::from(client(&config).expect("a socket"));
+        assert_ne!(bound.local_addr().expect("bound").port(), 0);
+        config.source = Some(SocketAddr::from(([127, 0, 0, 9], 0)));
+        let bound = TcpStream::from(client(&config).expect("a socket"));
+        assert_eq!(bound.local_addr().expect("bound").ip(), Ipv4Addr::new(127, 0, 0, 9));
+        peer_address(bound.as_raw_socket()).expect_err("not connected");
+        config.source = Some(SocketAddr::from(([192, 0, 2, 77], 0)));
+        let error = client(&config).expect_err("no such interface");
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        let there = TcpStream::connect(target).expect("connects");
+        assert_eq!(peer_address(there.as_raw_socket()).expect("connected"), target);
+        let (mut here, _) = server.accept().expect("accepts");
+        shutdown_write(there.as_raw_socket()).expect("connected");
+        assert_eq!(here.read(&mut [0]).expect("the end"), 0);
+    }
+}
