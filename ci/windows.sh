@@ -39,7 +39,8 @@ export CARGO_PROFILE_DEV_DEBUG=line-tables-only
 build=(-Z "build-std=std,panic_unwind" --target "$target")
 
 if [ "$mode" = check ]; then
-    RUSTFLAGS="-D warnings" cargo check "${build[@]}" --features cli --all-targets
+    # Not -D warnings in RUSTFLAGS, which would be held against the standard library too.
+    cargo check -Z warnings --config 'build.warnings="deny"' "${build[@]}" --features cli --all-targets
     exit 0
 fi
 
