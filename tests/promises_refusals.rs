@@ -8,7 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use corelane::{
-    BufferConfig, Builder, Descriptors, ListenerConfig, Runtime, SetupError, StartError, WorkerConfig,
+    Backend, BufferConfig, Builder, Descriptors, ListenerConfig, Runtime, SetupError, StartError,
+    WorkerConfig,
 };
 use support::*;
 
@@ -52,7 +53,7 @@ fn io_uring_refused_by_seccomp_is_named_with_the_remedy() {
     if let Some(role) = role() {
         forbid_io_uring(if role == "EPERM" { libc::EPERM } else { libc::ENOSYS });
         // Several workers fail at once: one error comes of it, and nothing hangs.
-        let error = refused(Runtime::builder().workers(2).listen(any_port()));
+        let error = refused(Runtime::builder().backend(Backend::IoUring).workers(2).listen(any_port()));
         assert!(error.is_preflight());
         let kind = match &error {
             StartError::Kernel(SetupError::Seccomp) => "seccomp",
@@ -76,7 +77,7 @@ fn io_uring_refused_by_seccomp_is_named_with_the_remedy() {
     let mut child = rerun(NAME, "ENOSYS", &[]);
     assert_eq!(child.hears(), "not implemented");
     let text = child.hears();
-    for word in ["ENOSYS", "seccomp", "Linux 6.1"] {
+    for word in ["ENOSYS", "seccomp", "Linux 5.19"] {
         assert!(text.contains(word), "{word} is missing: {text}");
     }
     child.ends();
@@ -342,14 +343,22 @@ fn a_panic_in_the_constructor_of_a_handler_is_an_error_of_the_start() {
 }
 
 #[test]
+fn a_backend_of_another_system_or_of_none_is_refused_by_name() {
+    let error = refused(Runtime::builder().backend(Backend::Iocp).listen(any_port()));
+    assert!(error.is_preflight());
+    assert_eq!(error.to_string(), "the backend iocp needs Windows; leave the choice to corelane (auto)");
+    let error = "kqueue".parse::<Backend>().expect_err("no such backend").to_string();
+    assert_eq!(error, "backend \"kqueue\" is out of range: allowed is auto, io_uring, epoll or iocp");
+}
+
+#[test]
 fn what_was_found_on_this_kernel_is_reported_with_reasons() {
     for descriptors in [Descriptors::Direct, Descriptors::Fd] {
         let config = WorkerConfig { descriptors, ..WorkerConfig::default() };
-        let Some(runtime) = start(Runtime::builder().worker(config).workers(2), |_| Hooks::echo()) else {
-            return;
-        };
+        let builder = Runtime::builder().backend(Backend::IoUring).worker(config).workers(2);
+        let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
         let info = runtime.info();
-        assert_eq!(info.backend.as_str(), "io_uring");
+        assert_eq!((info.backend, &info.fallback), (Backend::IoUring, &None));
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
         assert_eq!(info.kernel, release.trim());
         assert!(info.features.len() >= 5, "{:?}", info.features);

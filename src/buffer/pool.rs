@@ -186,6 +186,13 @@ impl Pool {
         lent
     }
 
+    /// Free → Kernel, for one receive buffer; `None` when none is free.
+    pub(crate) fn lend_one(&self) -> Option<u32> {
+        let index = self.0.free_recv.borrow_mut().pop()?;
+        self.0.refs[index as usize].set(KERNEL);
+        Some(index)
+    }
+
     /// Kernel → Leased: the kernel reported `len` bytes in buffer `index`.
     ///
     /// `None` when the buffer is not the kernel's or `len` exceeds it: a completion that lies, which

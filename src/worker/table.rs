@@ -77,6 +77,8 @@ impl Flags {
     pub(crate) const LEASED: Flags = Flags(1 << 18);
     /// To be closed gracefully as soon as it is connected.
     pub(crate) const CLOSE_LATER: Flags = Flags(1 << 19);
+    /// Receiving is paused, by congestion or by the handler, and that was counted.
+    pub(crate) const HELD_UP: Flags = Flags(1 << 20);
 
     #[inline]
     pub(crate) fn has(self, any: Flags) -> bool {

@@ -9,7 +9,7 @@ mod submit;
 
 use super::*;
 use crate::buffer::{Buf, BufferConfig, Payload};
-use crate::config::Descriptors;
+use crate::config::{Descriptors, UringFeatures};
 use crate::driver::{RecvEnd, Waker};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,6 +17,21 @@ use std::thread;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BOTH: [Descriptors; 2] = [Descriptors::Direct, Descriptors::Fd];
+
+/// Kernels, as they are made of this one by leaving features off.
+const KERNELS: [(&str, Descriptors, UringFeatures); 5] = [
+    ("all features", Descriptors::Direct, UringFeatures::ALL),
+    ("ordinary descriptors", Descriptors::Fd, UringFeatures::ALL),
+    ("5.19", Descriptors::Direct, UringFeatures::LINUX_5_19),
+    ("the least", Descriptors::Fd, UringFeatures::LEAST),
+    ("the least, with direct descriptors", Descriptors::Direct, UringFeatures::LEAST),
+];
+
+/// A configuration for one of them.
+fn kernel((name, descriptors, uring): (&str, Descriptors, UringFeatures)) -> WorkerConfig {
+    println!("{name}");
+    WorkerConfig { uring, ..config(descriptors) }
+}
 
 fn key(slot: u32, generation: u32) -> Key {
     Key { slot, generation }
