@@ -134,7 +134,8 @@ pub fn handler_may_stop_its_worker(bed: &Bed) {
 /// Everything is in flight when the handler panics: its worker's sockets are closed, the other workers end
 /// too, and the runtime says what happened.
 pub fn panic_of_a_handler_is_reported_and_closes_everything(bed: &Bed) {
-    let server = bed.serve(Plan { workers: 2, ..Plan::listen([Listen::narrow()]) }, |script| {
+    let config = WorkerConfig { auto_pause: false, ..config() };
+    let server = bed.serve(Plan { workers: 2, config, ..Plan::listen([Listen::narrow()]) }, |script| {
         script.data(|conn, data| {
             assert!(data[0] != b'!', "a handler's own mistake");
             conn.state().kept.push(data.clone());
