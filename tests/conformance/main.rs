@@ -47,7 +47,7 @@ conformance! {
     stream {
         /// 300 KB are echoed, byte for byte.
         echo_returns_every_byte_in_order;
-        /// Writes of one byte each.
+        /// Writes of one byte each: none is lost, doubled or overtaken.
         bytes_sent_one_by_one_arrive_in_order;
         /// 200 framed messages sent at once: coalescing loses none.
         many_messages_in_one_segment_are_all_answered;
@@ -81,7 +81,7 @@ conformance! {
         graceful_close_does_not_reset_a_peer_that_still_sends;
         /// Data with FIN right behind it: the data is delivered, the end is told, the answer arrives.
         data_and_an_immediate_finish_are_both_seen;
-        /// As before, with `close(2)` instead of a half-close.
+        /// Data with `close(2)` right behind it: the same, though nobody reads the answer.
         data_and_an_immediate_close_are_both_seen;
         /// A connection that never carried data ends with `on_eof` and `on_closed`, once each.
         end_without_data_is_an_end;
@@ -111,7 +111,7 @@ conformance! {
         pause_racing_data_loses_nothing;
         /// `close` and `abort`, from inside and outside, in the moment of a completing send: one end each.
         close_racing_a_send_ends_once;
-        /// The same while data arrives.
+        /// `close` and `abort` while data arrives: one end each, and a right beginning of the echo.
         close_racing_data_ends_once;
         /// Receive armed, send stuck, leases held: an abort or a reset gives all of it back.
         abort_with_everything_in_flight_gives_everything_back;
@@ -153,7 +153,7 @@ conformance! {
         data_waits_for_the_end_of_a_pause;
         /// FIN during a pause is told after the data before it, and after the pause.
         end_waits_behind_data_during_a_pause;
-        /// A pause between two pieces of data.
+        /// A pause between two pieces of data, again and again.
         pause_in_the_middle_keeps_the_order;
         /// A reset during a pause does not take the data before it away.
         reset_during_a_pause_comes_after_the_data [
@@ -195,9 +195,9 @@ conformance! {
         deadline_ends_a_connection_whatever_it_does;
         /// Timers of several connections, set in one callback, fire in order and not early.
         timers_fire_in_the_order_of_their_times;
-        /// `set_timer(None)`.
+        /// `set_timer(None)` before its time.
         timer_taken_back_does_not_fire;
-        /// A timer set again in `on_timer`.
+        /// A timer set again in `on_timer`: never early, and gone with its connection.
         periodic_timer_keeps_its_distance;
         /// The worker's alarm: set, replaced, taken back.
         alarm_fires_once_and_not_early;
@@ -217,7 +217,7 @@ conformance! {
         sends_from_outside_during_a_close_are_taken_or_dropped;
         /// `broadcast` to 60 connections of two workers, five times.
         broadcast_reaches_everybody_once;
-        /// `Cx::post` between workers.
+        /// `Cx::post` between workers: in order, on the other one's thread.
         workers_post_to_each_other_in_order;
         /// A full mailbox refuses with the message, loses nothing that it took, and recovers.
         full_mailbox_gives_the_message_back;
