@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corelane::sim::{Faults, Peer, PeerListener, Sim, SimConfig, SimWorker};
 use corelane::{Remote, Snapshot};
@@ -14,6 +14,8 @@ use crate::script::Task;
 
 /// Virtual time that nothing may take longer than.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Real time that no wait may take longer than, on however busy a machine.
+const WATCH: Duration = Duration::from_secs(120);
 /// Connections that wait in a foreign listener's queue, and one more.
 const QUEUE: usize = 129;
 
@@ -53,7 +55,15 @@ fn keep(sockets: &RefCell<Vec<Weak<SimSocket>>>, peer: Peer) -> Rc<SimSocket> {
 
 impl World for SimWorld {
     fn until(&self, what: &str, done: &mut dyn FnMut() -> bool) {
-        self.sim.run_until(LIMIT, done).unwrap_or_else(|stuck| panic!("{what}: {stuck}"));
+        // A world in which something always happens and nothing comes of it must end too.
+        let began = Instant::now();
+        let mut looks = 0u32;
+        let watched = || {
+            looks = looks.wrapping_add(1);
+            assert!(!looks.is_multiple_of(4096) || began.elapsed() < WATCH, "{what}: takes for ever");
+            done()
+        };
+        self.sim.run_until(LIMIT, watched).unwrap_or_else(|stuck| panic!("{what}: {stuck}"));
     }
 
     fn pass(&self, time: Duration) {

@@ -155,7 +155,7 @@ pub fn end_hidden_behind_exhaustion_is_seen(bed: &Bed) {
     let server = bed.serve(Plan::config(WorkerConfig { buffers, ..config() }), |script| {
         script.data(|conn, data| conn.state().kept.push(data))
     });
-    let (keeper, keeping) = server.join();
+    let (keeper, _) = server.join();
     let leaving: Vec<(Peer, usize)> = (0..6).map(|_| server.join()).collect();
     keeper.send(&[7; 10_000]);
     bed.until("the pool to be out", || server.metrics().buffers_out == 4);
