@@ -1,5 +1,6 @@
 //! Promise 9: every refusal is a clear error that names its cause and its remedy; what is lost without
 //! being refused is a warning. Limits, privileges and filters are those of child processes.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -311,7 +312,8 @@ fn settings_out_of_range_are_refused_with_field_value_and_range() {
 fn buffers_that_no_memory_can_hold_are_refused() {
     const NAME: &str = "buffers_that_no_memory_can_hold_are_refused";
     if role().is_some() {
-        let buffers = BufferConfig { size: 1 << 20, count: 32_768, send_count: 32_768 };
+        let buffers =
+            BufferConfig { size: 1 << 20, count: 32_768, send_count: 32_768, ..BufferConfig::default() };
         let config = WorkerConfig { buffers, ..WorkerConfig::default() };
         return say(&refused(Runtime::builder().worker(config)).to_string());
     }

@@ -181,7 +181,12 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
         with_log(&log);
         let config = WorkerConfig {
             max_connections: 12,
-            buffers: BufferConfig { size: 256, count: 3 + seed as u32 % 30, send_count: 2 },
+            buffers: BufferConfig {
+                size: 256,
+                count: 3 + seed as u32 % 30,
+                send_count: 2,
+                ..BufferConfig::default()
+            },
             high_water: 3_000,
             low_water: 500,
             send_limit: 4_000,

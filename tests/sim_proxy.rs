@@ -69,7 +69,12 @@ fn a_proxy_carries_both_directions_whole_whoever_is_slow() {
             ..SimConfig::seeded(seed)
         });
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 512, count: 8 + seed as u32 % 64, send_count: 0 },
+            buffers: BufferConfig {
+                size: 512,
+                count: 8 + seed as u32 % 64,
+                send_count: 0,
+                ..BufferConfig::default()
+            },
             ..small()
         };
         let worker = sim.worker(config, &[listener()], Proxy).expect("it works");

@@ -52,7 +52,7 @@ fn a_slow_reader_congests_its_connection_and_holds_few_buffers() {
         let sim = Sim::new(config);
         let log = Log::default();
         // Buffers enough for all that is sent, so that only the pause bounds what is leased.
-        let buffers = BufferConfig { size: 1024, count: 512, send_count: 0 };
+        let buffers = BufferConfig { size: 1024, count: 512, send_count: 0, ..BufferConfig::default() };
         let config = WorkerConfig { buffers, ..small() };
         let worker = sim.worker(config.clone(), &[listener()], Probe::new(&log)).expect("it works");
         let client = sim.connect(addr());
@@ -160,7 +160,10 @@ fn more_senders_than_buffers_lose_nothing_and_never_spin() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let config = WorkerConfig { buffers: BufferConfig { size: 512, count: 4, send_count: 0 }, ..small() };
+        let config = WorkerConfig {
+            buffers: BufferConfig { size: 512, count: 4, send_count: 0, ..BufferConfig::default() },
+            ..small()
+        };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         let clients: Vec<(Peer, Vec<u8>)> = (0..24)
             .map(|n| {
@@ -192,7 +195,7 @@ fn leases_that_slow_readers_keep_are_taken_back_for_the_others() {
         let sim = Sim::new(SimConfig { socket_buffer: 2_048, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 512, count: 8, send_count: 0 },
+            buffers: BufferConfig { size: 512, count: 8, send_count: 0, ..BufferConfig::default() },
             high_water: 16 << 10,
             ..small()
         };
@@ -346,8 +349,10 @@ fn who_waits_for_a_buffer_is_not_overtaken_for_ever() {
     for seed in seeds(2) {
         let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
-        let config =
-            WorkerConfig { buffers: BufferConfig { size: 1024, count: 64, send_count: 0 }, ..small() };
+        let config = WorkerConfig {
+            buffers: BufferConfig { size: 1024, count: 64, send_count: 0, ..BufferConfig::default() },
+            ..small()
+        };
         let listener = ListenerConfig { backlog: 64, ..listener() };
         let worker = sim.worker(config, &[listener], Probe::new(&log)).expect("it works");
         let clients: Vec<Peer> = (0..16).map(|_| sim.connect(addr())).collect();

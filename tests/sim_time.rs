@@ -60,7 +60,7 @@ fn a_connection_that_waits_for_a_buffer_is_not_called_idle() {
             }
         });
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 64, count: 1, send_count: 0 },
+            buffers: BufferConfig { size: 64, count: 1, send_count: 0, ..BufferConfig::default() },
             idle_timeout: Some(SECOND),
             ..small()
         };

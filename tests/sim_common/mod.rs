@@ -210,7 +210,7 @@ pub fn other_addr() -> SocketAddr {
 pub fn small() -> WorkerConfig {
     WorkerConfig {
         max_connections: 64,
-        buffers: BufferConfig { size: 1024, count: 64, send_count: 4 },
+        buffers: BufferConfig { size: 1024, count: 64, send_count: 4, ..BufferConfig::default() },
         high_water: 8 << 10,
         low_water: 2 << 10,
         send_limit: 64 << 10,

@@ -111,6 +111,7 @@ pub fn nothing_left(report: &ShutdownReport) {
     assert_eq!(report.buffers_outstanding, 0, "buffers out: {report}");
     let Metrics { workers } = &report.metrics;
     for (index, worker) in workers.iter().enumerate() {
+        assert_eq!(worker.faults, 0, "worker {index}: the kernel was given memory it must not touch");
         assert_eq!(worker.connections, 0, "worker {index} holds connections: {worker:#?}");
         assert_eq!(worker.buffers_out, 0, "worker {index} has buffers out: {worker:#?}");
     }

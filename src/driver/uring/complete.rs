@@ -8,6 +8,7 @@ use std::io;
 
 use io_uring::cqueue;
 
+use crate::buffer;
 use crate::driver::{AcceptMode, Event, Key, ListenerId, Socket, sys};
 
 use super::UringDriver;
@@ -53,6 +54,9 @@ impl UringDriver {
             self.counters.stale.add(1);
             return None;
         };
+        if result == -libc::EFAULT {
+            self.fault(kind, key);
+        }
         match kind {
             Kind::Recv => self.received(key, result, flags),
             Kind::Poll => self.readable(key, result),
@@ -85,6 +89,19 @@ impl UringDriver {
                 None
             }
             Kind::Ignore | Kind::Cancel => None,
+        }
+    }
+
+    /// An operation was given memory that it must not access. Every pointer is this driver's own, so it
+    /// came too late or went too far; guard mode is there to make that visible.
+    #[cold]
+    fn fault(&self, kind: Kind, key: Key) {
+        self.counters.faults.add(1);
+        if self.memory.pool.is_guarded() {
+            buffer::guard::violated(format_args!(
+                "guard mode: the kernel was stopped from accessing memory that it no longer has ({kind:?} of \
+                 {key:?} ended with EFAULT)"
+            ));
         }
     }
 

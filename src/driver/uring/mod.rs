@@ -194,6 +194,7 @@ impl UringDriver {
         if self.buf_ring.is_some() {
             let _ = submitter.unregister_buf_ring(buf_ring::GROUP);
         }
+        self.memory.pool.take_all_back();
         let _ = submitter.unregister_buffers();
         let _ = submitter.unregister_files();
         0

@@ -304,7 +304,11 @@ fn register_buffers(
     features: &mut Vec<Feature>,
     warnings: &mut Vec<String>,
 ) {
-    let (base, len) = memory.pool.arena();
+    let Some((base, len)) = memory.pool.arena() else {
+        let why_not = "guard mode: the kernel could write to registered pages whatever their protection";
+        features.push(feature("FIXED_BUFFERS", false, "", why_not));
+        return;
+    };
     let registered = if spare.is_some_and(|spare| spare < len as u64) {
         // It might fit now, and leave nothing for another worker's ring, which is needed more.
         Err(io::Error::from_raw_os_error(libc::ENOMEM))

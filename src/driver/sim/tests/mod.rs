@@ -62,7 +62,7 @@ impl Rig {
             socket_buffer: SOCKET_BUFFER,
             faults,
         });
-        let config = BufferConfig { size: BUFFER, count, send_count: 0 };
+        let config = BufferConfig { size: BUFFER, count, send_count: 0, ..BufferConfig::default() };
         let memory = Memory::new(&config).expect("a small pool");
         let counters = Arc::new(Counters::default());
         let driver = SimDriver::new(&world, memory.clone(), counters.clone(), 4096, false);

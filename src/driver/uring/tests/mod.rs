@@ -1,8 +1,9 @@
 //! The driver against the real kernel, without a worker: what it promises in `driver/mod.rs`.
 //!
 //! `life.rs`: connections and the driver itself, from their making to their end. `receive.rs`: multishot
-//! receives. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
+//! receives. `guard.rs`: memory that the kernel must not touch. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
 
+mod guard;
 mod life;
 mod receive;
 mod submit;
@@ -38,7 +39,7 @@ fn key(slot: u32, generation: u32) -> Key {
 }
 
 fn config(descriptors: Descriptors) -> WorkerConfig {
-    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0 };
+    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0, ..BufferConfig::default() };
     WorkerConfig { max_connections: 16, descriptors, buffers, ..WorkerConfig::default() }
 }
 

@@ -128,7 +128,7 @@ fn a_cancelled_receive_ends_with_an_event_and_loses_nothing() {
 
 #[test]
 fn a_receive_without_a_buffer_says_so_and_goes_on_with_one() {
-    let buffers = BufferConfig { size: 64, count: 1, send_count: 0 };
+    let buffers = BufferConfig { size: 64, count: 1, send_count: 0, ..BufferConfig::default() };
     for kernel in KERNELS {
         let Some(mut driver) = driver(&WorkerConfig { buffers, ..super::kernel(kernel) }) else { return };
         let (key, mut stream) = pair(&mut driver, 0);
