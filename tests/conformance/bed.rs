@@ -94,7 +94,7 @@ impl Plan {
 pub fn config() -> WorkerConfig {
     WorkerConfig {
         max_connections: 1024,
-        buffers: BufferConfig { size: 2048, count: 128, send_count: 8 },
+        buffers: BufferConfig { size: 2048, count: 128, send_count: 8, ..BufferConfig::default() },
         sq_entries: 256,
         cq_entries: 4096,
         ..WorkerConfig::default()

@@ -95,7 +95,7 @@ pub fn reader_that_stalls_stalls_only_its_own_sending(bed: &Bed) {
 /// liburing's `recv-mshot-drain` and `buf-ring-stress`: the pool runs dry again and again, and every stream
 /// stays whole.
 pub fn more_senders_than_buffers_are_all_answered(bed: &Bed) {
-    let buffers = BufferConfig { size: 1024, count: 4, send_count: 0 };
+    let buffers = BufferConfig { size: 1024, count: 4, send_count: 0, ..BufferConfig::default() };
     let server = bed.serve(Plan::config(WorkerConfig { buffers, ..config() }), |script| script.echo());
     let peers: Vec<Peer> = (0..24).map(|_| server.join().0).collect();
     for round in 0..bed.rounds(6, 2) {
@@ -114,7 +114,7 @@ pub fn more_senders_than_buffers_are_all_answered(bed: &Bed) {
 
 /// The handler itself keeps every buffer; when it lets go, everybody goes on.
 pub fn pool_kept_by_the_handler_recovers(bed: &Bed) {
-    let buffers = BufferConfig { size: 512, count: 8, send_count: 0 };
+    let buffers = BufferConfig { size: 512, count: 8, send_count: 0, ..BufferConfig::default() };
     let server = bed.serve(Plan::config(WorkerConfig { buffers, ..config() }), |script| {
         script.data(|conn, data| conn.state().kept.push(data))
     });
@@ -151,7 +151,7 @@ pub fn pool_kept_by_the_handler_recovers(bed: &Bed) {
 /// With the pool empty, a receive that would find only the end may find no buffer instead: the end is told
 /// all the same, at the latest when a buffer is back.
 pub fn end_hidden_behind_exhaustion_is_seen(bed: &Bed) {
-    let buffers = BufferConfig { size: 512, count: 4, send_count: 0 };
+    let buffers = BufferConfig { size: 512, count: 4, send_count: 0, ..BufferConfig::default() };
     let server = bed.serve(Plan::config(WorkerConfig { buffers, ..config() }), |script| {
         script.data(|conn, data| conn.state().kept.push(data))
     });
@@ -190,7 +190,7 @@ pub fn end_hidden_behind_exhaustion_is_seen(bed: &Bed) {
 
 /// Peers that do not read keep every buffer in their queues: the others are served all the same.
 pub fn buffers_kept_by_slow_readers_are_taken_back(bed: &Bed) {
-    let buffers = BufferConfig { size: 1024, count: 16, send_count: 0 };
+    let buffers = BufferConfig { size: 1024, count: 16, send_count: 0, ..BufferConfig::default() };
     let worker = WorkerConfig { buffers, ..config() };
     let server =
         bed.serve(Plan { config: worker, ..Plan::listen([Listen::narrow()]) }, |script| script.echo());

@@ -196,7 +196,7 @@ pub fn thousand_small_payloads_of_one_callback_keep_their_order(bed: &Bed) {
 /// liburing's `buf-ring-mshot`: one pool for many streams, and no buffer in two hands. The handler keeps
 /// what it was given while the others receive, and looks at it again later.
 pub fn no_buffer_is_in_two_hands(bed: &Bed) {
-    let buffers = BufferConfig { size: 512, count: 64, send_count: 0 };
+    let buffers = BufferConfig { size: 512, count: 64, send_count: 0, ..BufferConfig::default() };
     let plan = Plan::config(WorkerConfig { buffers, ..config() });
     let server = bed.serve(plan, |script| {
         script.data(|conn, data| {
