@@ -47,12 +47,15 @@
 //! What may not enter this room: threads, real time, hash maps (their order is not the seed's),
 //! `unsafe`.
 
+mod cancel;
 mod driver;
 mod errno;
 mod faults;
+mod net;
 mod peer;
 mod ring;
 mod rng;
+mod script;
 mod tcp;
 mod trace;
 mod transfer;
@@ -64,6 +67,9 @@ mod tests;
 pub(crate) use driver::{SimDriver, SimListener};
 pub use faults::Faults;
 pub(crate) use peer::{PeerPhase, PeerState};
+pub(crate) use ring::Shape;
 pub(crate) use rng::Rng;
+pub(crate) use script::{Place, Strike};
+pub use script::{Fault, Shortage, When};
 pub(crate) use trace::Actor;
 pub(crate) use world::{Settings, Shared, World};
