@@ -169,11 +169,10 @@ fn step(sim: &Sim, workers: &[SimWorker<Order>], server: &PeerListener, clients:
 fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
     let mut total = corelane::Snapshot::default();
     for seed in seeds(400) {
-        let faults = Faults {
-            connect_error: 0.05,
-            reset: 0.01,
-            late_by: millis(5),
-            ..Faults::benign(if seed % 4 == 0 { 0.0 } else { 0.1 })
+        let faults = match seed % 4 {
+            0 => Faults { connect_error: 0.05, reset: 0.01, ..Faults::none() },
+            1 => Faults::hostile(0.1),
+            _ => Faults { connect_error: 0.05, reset: 0.01, late_by: millis(5), ..Faults::benign(0.1) },
         };
         let sim =
             Sim::new(SimConfig { socket_buffer: 1 << (9 + seed % 7), faults, ..SimConfig::seeded(seed) });
@@ -190,7 +189,9 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             close_timeout: millis(200),
             turn_budget: if seed % 3 == 0 { 3 } else { 512 },
             accept_budget: 2,
-            ..small()
+            sq_entries: if seed % 5 == 0 { 8 } else { 1024 },
+            cq_entries: if seed % 5 == 0 { 16 } else { 32768 },
+            ..small_on(seed)
         };
         let sharing = if seed % 2 == 0 { Sharing::One } else { Sharing::PerWorker };
         let listeners = [corelane::ListenerConfig { sharing, ..listener() }];
@@ -208,7 +209,7 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             workers[0].stop(millis(sim.random(500)));
             sim.run_for(millis(sim.random(20)));
         }
-        sim.set_faults(Faults::none());
+        sim.calm();
         clients.iter().for_each(|client| client.check(seed));
         drop(clients);
         drop(server);

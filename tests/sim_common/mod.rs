@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use corelane::sim::{Sim, SimConfig, SimWorker};
 use corelane::{
-    Accepted, Buf, BufferConfig, CloseReason, Closed, Conn, ConnId, ConnectConfig, Cx, Handler,
-    ListenerConfig, Time, WorkerConfig,
+    Accepted, Buf, BufferConfig, CloseReason, Closed, Conn, ConnId, ConnectConfig, Cx, Descriptors, Handler,
+    ListenerConfig, Time, UringFeatures, WorkerConfig,
 };
 
 /// Something that a test lets the worker do, from outside.
@@ -286,13 +286,21 @@ pub fn usual_seeds() -> bool {
     std::env::var_os("CORELANE_SIM_SEEDS").is_none()
 }
 
-/// The seeds of a test: `0..count`, or what the environment asks for: `CORELANE_SIM_SEEDS=1234` (a
-/// failure seen again) or `CORELANE_SIM_SEEDS=0..100000` (a longer search).
-pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("CORELANE_SIM_SEEDS") else { return 0..count };
-    let number = |text: &str| text.trim().parse::<u64>().expect("CORELANE_SIM_SEEDS: N or A..B");
-    match asked.split_once("..") {
-        Some((from, to)) => number(from)..number(to),
-        None => number(&asked)..number(&asked) + 1,
+pub use corelane::sim::seeds;
+
+/// What the kernel can do, by seed: everything, what Linux 5.19 has, no buffers of the kernel's
+/// choice, and the least, which is like readiness kernels and Windows.
+pub fn features(seed: u64) -> UringFeatures {
+    match seed % 4 {
+        0 => UringFeatures::ALL,
+        1 => UringFeatures::LINUX_5_19,
+        2 => UringFeatures { provided_buffers: false, ..UringFeatures::ALL },
+        _ => UringFeatures::LEAST,
     }
+}
+
+/// A [`small`] worker on a kernel of the seed's kind.
+pub fn small_on(seed: u64) -> WorkerConfig {
+    let descriptors = if seed / 4 % 2 == 0 { Descriptors::Direct } else { Descriptors::Fd };
+    WorkerConfig { uring: features(seed / 2), descriptors, ..small() }
 }
