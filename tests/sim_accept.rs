@@ -152,8 +152,9 @@ fn workers_that_share_an_address_serve_everyone() {
             });
             let logs: Vec<Log> = (0..3).map(|_| Log::default()).collect();
             let shared = ListenerConfig { sharing, ..listener() };
-            let workers =
-                sim.workers(3, small_on(seed), &[shared], |index| Probe::new(&logs[index])).expect("it works");
+            let workers = sim
+                .workers(3, small_on(seed), &[shared], |index| Probe::new(&logs[index]))
+                .expect("it works");
             let clients: Vec<Peer> = (0..30)
                 .map(|_| {
                     let client = sim.connect(addr());

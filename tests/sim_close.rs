@@ -299,7 +299,8 @@ fn what_arrived_during_a_pause_is_delivered_although_a_reset_followed() {
             }
         });
         probe.timer = Box::new(|conn| conn.resume());
-        let config = WorkerConfig { buffers: BufferConfig { size: 64, ..small_on(seed).buffers }, ..small_on(seed) };
+        let config =
+            WorkerConfig { buffers: BufferConfig { size: 64, ..small_on(seed).buffers }, ..small_on(seed) };
         let worker = sim.worker(config, &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.send(&[1; 1000]);

@@ -162,7 +162,8 @@ fn more_senders_than_buffers_lose_nothing_and_never_spin() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let config = WorkerConfig { buffers: BufferConfig { size: 512, count: 4, send_count: 0 }, ..small_on(seed) };
+        let config =
+            WorkerConfig { buffers: BufferConfig { size: 512, count: 4, send_count: 0 }, ..small_on(seed) };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         let clients: Vec<(Peer, Vec<u8>)> = (0..24)
             .map(|n| {

@@ -85,8 +85,7 @@ impl Inner {
                     return Step::Turn;
                 }
                 let (least, most) = self.turn_time;
-                let nanos =
-                    self.dice.borrow_mut().between(least.as_nanos() as u64, most.as_nanos() as u64);
+                let nanos = self.dice.borrow_mut().between(least.as_nanos() as u64, most.as_nanos() as u64);
                 let busy_until = self.world.borrow().now + Duration::from_nanos(nanos);
                 station.turn(busy_until);
                 Step::Turn

@@ -107,8 +107,11 @@ impl<M> SimWorker<M> {
             (self.payloads_queued(), "queued payloads"),
             (self.ops_in_flight().saturating_sub(accepts), "operations other than accepts"),
         ];
-        let left: Vec<String> =
-            left.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        let left: Vec<String> = left
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
         if left.is_empty() { Ok(()) } else { Err(format!("{self:?} still has {}", left.join(", "))) }
     }
 }

@@ -73,10 +73,9 @@ impl World {
         // A poll that is over is followed by the receive at once: both raced the cancel.
         op.polled = true;
         let can = match op.kind {
-            Kind::Connect { sock, .. } => self
-                .conns
-                .get(&sock.conn)
-                .is_none_or(|conn| conn.ends[sock.side].state != State::Connecting),
+            Kind::Connect { sock, .. } => {
+                self.conns.get(&sock.conn).is_none_or(|conn| conn.ends[sock.side].state != State::Connecting)
+            }
             Kind::Recv { sock, .. } => self.is_readable(sock),
             Kind::Accept { .. } | Kind::Send { .. } => true,
         };

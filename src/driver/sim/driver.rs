@@ -319,8 +319,7 @@ impl Driver for SimDriver {
         self.with(|world, ring| {
             let any = [Shortage::ProcessFiles, Shortage::SystemFiles, Shortage::Buffers, Shortage::Ports];
             let probability = world.settings.faults.connect_error;
-            let shortage =
-                world.strikes_short_of(Strike::ConnectError, Place::ring(ring), probability, &any);
+            let shortage = world.strikes_short_of(Strike::ConnectError, Place::ring(ring), probability, &any);
             if let Some(shortage) = shortage {
                 return Err(io::Error::from_raw_os_error(shortage.errno()));
             }

@@ -69,7 +69,7 @@ pub use faults::Faults;
 pub(crate) use peer::{PeerPhase, PeerState};
 pub(crate) use ring::Shape;
 pub(crate) use rng::Rng;
-pub(crate) use script::{Place, Strike};
 pub use script::{Fault, Shortage, When};
+pub(crate) use script::{Place, Strike};
 pub(crate) use trace::Actor;
 pub(crate) use world::{Settings, Shared, World};

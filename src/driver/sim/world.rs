@@ -217,13 +217,7 @@ impl World {
         let id = self.fresh() as u32;
         self.listeners.insert(
             id,
-            Listener {
-                addr,
-                backlog,
-                queue: VecDeque::new(),
-                waiting: VecDeque::new(),
-                users: 0,
-            },
+            Listener { addr, backlog, queue: VecDeque::new(), waiting: VecDeque::new(), users: 0 },
         );
         id
     }

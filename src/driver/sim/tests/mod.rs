@@ -1,8 +1,10 @@
 //! The simulated kernel, met at the driver's door.
 
+mod faults;
 mod life;
 mod receive;
 mod send;
+mod shapes;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
