@@ -321,7 +321,7 @@ fn a_half_closed_server_still_receives() {
 
 #[test]
 fn one_flooding_client_does_not_hold_up_another() {
-    for seed in seeds(30) {
+    for seed in heavy_seeds(30) {
         let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let mut probe = Probe::new(&log);
@@ -346,7 +346,7 @@ fn one_flooding_client_does_not_hold_up_another() {
 /// long as all of them have something to send.
 #[test]
 fn who_waits_for_a_buffer_is_not_overtaken_for_ever() {
-    for seed in seeds(2) {
+    for seed in heavy_seeds(2) {
         let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let config =

@@ -30,6 +30,9 @@ fn parse(asked: &str) -> Option<Range<u64>> {
     }
 }
 
+/// What makes the worlds of an exploration differ.
+type Vary<'a> = Box<dyn FnMut(u64, &mut SimConfig) + 'a>;
+
 /// A search for a seed under which a scenario fails.
 ///
 /// A scenario makes workers and peers in the world that it is given, lets them run with faults
@@ -41,7 +44,7 @@ pub struct Exploration<'a> {
     config: SimConfig,
     seeds: Range<u64>,
     twice: bool,
-    vary: Box<dyn FnMut(u64, &mut SimConfig) + 'a>,
+    vary: Vary<'a>,
 }
 
 impl<'a> Exploration<'a> {

@@ -68,12 +68,22 @@
 //! time. Everything else that goes wrong does so only when asked for: by chance ([`Faults`]), or once
 //! at a chosen moment ([`Sim::script`]).
 //!
-//! Which kernel it is follows from the worker's configuration, as with the real drivers:
-//! [`WorkerConfig::uring`](crate::WorkerConfig::uring) decides between multishot and single accepts and
-//! receives and between buffers that the kernel picks and sockets that are polled first
-//! ([`UringFeatures::LEAST`](crate::UringFeatures::LEAST) is what readiness kernels and Windows are
-//! like); [`WorkerConfig::descriptors`](crate::WorkerConfig::descriptors) between a descriptor table and
-//! ordinary descriptors; `sq_entries` and `cq_entries` are the lengths of its queues.
+//! Which kernel it is follows from the worker's configuration, as with the real drivers.
+//! [`WorkerConfig::uring`](crate::WorkerConfig::uring) decides how data is received:
+//!
+//! | `provided_buffers` | `multishot_recv` | one operation for | its buffer is taken |
+//! |---|---|---|---|
+//! | yes | yes | all data of a connection | when data is there; none left ends it even without data |
+//! | yes | no | each piece | the same |
+//! | no | yes | all data | only when there is something to receive: epoll and Windows are like that |
+//! | no | no | each piece, polled first | only when there is something to receive |
+//!
+//! `multishot_accept` decides between one accept for all connections and one for each.
+//! [`WorkerConfig::descriptors`](crate::WorkerConfig::descriptors) decides between a descriptor table
+//! and ordinary descriptors; `sq_entries` and `cq_entries` are the lengths of the queues.
+//!
+//! A worker for tests should be small (`max_connections`, `buffers`, `mailbox`): its limits are met
+//! then, and a world costs microseconds to make instead of milliseconds.
 //!
 //! # Safety and liveness
 //!
@@ -404,7 +414,8 @@ impl Sim {
 
     /// Lets nothing of a peer's connection pass for some time, in both directions.
     pub fn stall(&self, peer: &Peer, time: Duration) {
-        self.script(When::next().peer(peer), Fault::Stall { time });
+        let conn = peer.connection();
+        self.0.world.borrow_mut().strike_now(Fault::Stall { time }, None, Some(conn));
     }
 
     // ---- what must hold

@@ -214,6 +214,8 @@ pub fn small() -> WorkerConfig {
         high_water: 8 << 10,
         low_water: 2 << 10,
         send_limit: 64 << 10,
+        // A mailbox of thousands would cost more than most of these histories.
+        mailbox: 256,
         ..WorkerConfig::default()
     }
 }
@@ -288,8 +290,15 @@ pub fn usual_seeds() -> bool {
 
 pub use corelane::sim::seeds;
 
-/// What the kernel can do, by seed: everything, what Linux 5.19 has, no buffers of the kernel's
-/// choice, and the least, which is like readiness kernels and Windows.
+/// The seeds of a scenario that moves megabytes: of a longer search every hundredth.
+pub fn heavy_seeds(count: u64) -> impl Iterator<Item = u64> {
+    let range = seeds(count);
+    let step = if range.end - range.start > 1_000 { 100 } else { 1 };
+    range.step_by(step)
+}
+
+/// What the kernel can do, by seed: everything, what Linux 5.19 has, what readiness kernels and Windows
+/// are like, and the least.
 pub fn features(seed: u64) -> UringFeatures {
     match seed % 4 {
         0 => UringFeatures::ALL,
@@ -301,6 +310,6 @@ pub fn features(seed: u64) -> UringFeatures {
 
 /// A [`small`] worker on a kernel of the seed's kind.
 pub fn small_on(seed: u64) -> WorkerConfig {
-    let descriptors = if seed / 4 % 2 == 0 { Descriptors::Direct } else { Descriptors::Fd };
+    let descriptors = if (seed / 4).is_multiple_of(2) { Descriptors::Direct } else { Descriptors::Fd };
     WorkerConfig { uring: features(seed / 2), descriptors, ..small() }
 }

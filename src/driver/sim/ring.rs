@@ -67,6 +67,9 @@ pub(crate) enum Receiving {
     Multishot,
     /// One operation for each piece; the kernel picks the buffer.
     Once,
+    /// One operation for all data, but the driver takes the buffers, and only when there is
+    /// something to receive: readiness kernels and Windows.
+    Ready,
     /// One operation for each piece: a poll first, then a receive into a buffer of the driver's.
     Polled,
 }
@@ -93,7 +96,8 @@ impl Shape {
         let receiving = match (config.uring.provided_buffers, config.uring.multishot_recv) {
             (true, true) => Receiving::Multishot,
             (true, false) => Receiving::Once,
-            (false, _) => Receiving::Polled,
+            (false, true) => Receiving::Ready,
+            (false, false) => Receiving::Polled,
         };
         let direct = config.descriptors == Descriptors::Direct;
         Self {

@@ -102,6 +102,8 @@ impl World {
         match self.rings[ring].shape.receiving {
             Receiving::Multishot => self.run_recv_multishot(ring, op, key, sock),
             Receiving::Once => self.run_recv_once(ring, op, key, sock),
+            Receiving::Ready if !self.is_readable(sock) => {}
+            Receiving::Ready => self.run_recv_multishot(ring, op, key, sock),
             Receiving::Polled => {
                 if !self.is_readable(sock) {
                     return;
@@ -136,7 +138,9 @@ impl World {
                     return;
                 }
                 Piece::Data(buf) => {
-                    let armed = !self.cq_overflows(ring, sock.conn);
+                    // A driver that receives by itself keeps what it has until it is taken.
+                    let by_itself = self.rings[ring].shape.receiving == Receiving::Ready;
+                    let armed = by_itself || !self.cq_overflows(ring, sock.conn);
                     let cqe = Cqe::Data { key, buf, armed };
                     if !armed {
                         self.end_op(ring, op, cqe);
