@@ -72,7 +72,7 @@ export CORELANE_SIM_SEEDS=0..3
 run "build" cargo build "${build[@]}" --features cli --lib --bins --tests
 run "library" cargo test "${build[@]}" --lib
 run "tool's own tests" cargo test "${build[@]}" --features cli --bin corelane
-for file in tests/sim_*.rs tests/conformance*.rs; do
+for file in tests/sim_*.rs tests/iocp_*.rs tests/conformance; do
     name=$(basename "$file" .rs)
     [ ! -e "$file" ] || run "$name" cargo test "${build[@]}" --features cli --test "$name"
 done

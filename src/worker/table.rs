@@ -142,6 +142,13 @@ impl<S> Slot<S> {
     pub(crate) fn is_heard(&self) -> bool {
         self.phase == Phase::Open && !self.flags.has(Flags::ABORT)
     }
+
+    /// The tick at which the idle timeout is over; 0 for none. What happened last did so within its
+    /// tick, so the timeout is over one tick after as many as it has: late, never early.
+    #[inline]
+    pub(crate) fn idle_due(&self) -> u64 {
+        if self.idle == 0 { 0 } else { self.last_active + u64::from(self.idle) + 1 }
+    }
 }
 
 const NONE: u32 = u32::MAX;

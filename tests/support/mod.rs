@@ -7,10 +7,14 @@
 mod child;
 mod client;
 mod hooks;
+#[cfg(target_os = "linux")]
+mod seccomp;
 
 pub use child::*;
 pub use client::*;
 pub use hooks::*;
+#[cfg(target_os = "linux")]
+pub use seccomp::*;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -53,6 +53,12 @@
 //! the next wait, which takes what has come to the port first; between two waits a connection reports at
 //! most `PIECES` pieces of data and one send.
 //!
+//! # Not built
+//!
+//! * Receiving directly into a buffer where data is always on its way would spare the receive of no bytes, one
+//!   of three calls per message, and hold a buffer meanwhile: `start_recv` is where it would be decided.
+//! * What of Winsock's extensions is left out is told in `ext.rs`.
+//!
 //! # What is different on other systems
 //!
 //! Wine ends the operations of a closed socket with `STATUS_HANDLES_CLOSED` instead of `STATUS_CANCELLED`: both are

@@ -244,3 +244,22 @@ fn a_lease_outlives_its_driver() {
     drop(buf);
     assert_eq!(pool.leased(), 0);
 }
+
+/// Promise 2 to the end: without patience the memory is leaked rather than freed, and the number is told.
+#[test]
+fn what_the_kernel_does_not_give_back_in_time_is_leaked_and_counted() {
+    let mut driver = driver(&config());
+    let (key, mut stream) = pair(&mut driver, 0);
+    let (listener, _) = listen(&mut driver);
+    driver.accept(listener, AcceptMode::Once);
+    driver.accept(listener, AcceptMode::Once);
+    driver.recv(key);
+    let stuck = chain(&driver, &[&vec![1; 8 << 20]]);
+    driver.send(key, stuck);
+    quiet(&mut driver);
+    let memory = driver.memory().clone();
+    assert_eq!(driver.finish(Duration::ZERO), 4);
+    assert_eq!(memory.chunks.used(), 1, "what the kernel may still read was freed");
+    // The connection is closed all the same, and its packets harm nobody.
+    sees_reset(&mut stream);
+}
