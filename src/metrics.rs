@@ -86,11 +86,12 @@ macro_rules! counters {
 counters! {
     /// Turns of the event loop.
     turns,
-    /// Waits entered (`io_uring_enter` calls): divided by `messages` it is the cost of the kernel's door.
+    /// Times that the kernel was entered: `io_uring_enter` calls; with epoll every system call of a wait, a
+    /// receive, a send, an accept and so on. Divided by `messages` it is the cost of the kernel's door.
     enters,
-    /// Submission queue entries given to the kernel.
+    /// Submission queue entries given to the kernel; with epoll operations started.
     sqes,
-    /// Completion queue entries taken.
+    /// Completion queue entries taken; with epoll results reported.
     cqes,
     /// Completions that carried data.
     messages,

@@ -5,6 +5,7 @@
 //! into a driver is out of the worker's reach until the driver gives it back (SAFETY invariant 3).
 
 use std::cell::RefCell;
+use std::io::IoSlice;
 use std::rc::Rc;
 
 use super::Payload;
@@ -205,6 +206,39 @@ impl Chunks {
         Some((bytes.as_ptr(), bytes.len()))
     }
 
+    /// Calls `run` with the chain's bytes behind the first `skip`, in order: those of at most `MOST` payloads,
+    /// none of them empty.
+    #[inline]
+    pub(crate) fn with_slices<const MOST: usize, R>(
+        &self,
+        chain: &Chain,
+        mut skip: u64,
+        run: impl FnOnce(&[IoSlice<'_>]) -> R,
+    ) -> R {
+        let slab = self.0.borrow();
+        if chain.head != NONE && chain.head == chain.tail {
+            let payload = slab.nodes[chain.head as usize].payload.as_ref();
+            let bytes = payload.map_or(&[][..], Payload::as_slice);
+            let rest = &bytes[skip.min(bytes.len() as u64) as usize..];
+            return if rest.is_empty() { run(&[]) } else { run(&[IoSlice::new(rest)]) };
+        }
+        let mut slices = [IoSlice::new(&[]); MOST];
+        let (mut at, mut len) = (chain.head, 0);
+        while at != NONE && len < MOST {
+            let node = &slab.nodes[at as usize];
+            let bytes = node.payload.as_ref().map_or(&[][..], Payload::as_slice);
+            let from = skip.min(bytes.len() as u64);
+            skip -= from;
+            let rest = &bytes[from as usize..];
+            if !rest.is_empty() {
+                slices[len] = IoSlice::new(rest);
+                len += 1;
+            }
+            at = node.next;
+        }
+        run(&slices[..len])
+    }
+
     /// Copies every lease in the chain to the heap, so that its buffers return to the pool.
     /// Returns how many there were.
     pub(crate) fn detach(&self, chain: &mut Chain) -> u32 {
@@ -294,6 +328,28 @@ mod tests {
             prop_assert_eq!(text(&chunks, &chain), &all[cut..]);
             chunks.clear(chain);
             prop_assert_eq!(chunks.used(), 0);
+        }
+
+        #[test]
+        fn slices_are_what_is_left_behind_any_cut(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..12),
+            cut in 0.0..=1.0f64,
+        ) {
+            let chunks = Chunks::default();
+            let all = parts.concat();
+            let cut = (all.len() as f64 * cut) as usize;
+            let chain = filled(&chunks, &parts);
+            let left: Vec<u8> = chunks.with_slices::<12, _>(&chain, cut as u64, |slices| {
+                assert!(slices.iter().all(|slice| !slice.is_empty()));
+                slices.iter().flat_map(|slice| slice.to_vec()).collect()
+            });
+            prop_assert_eq!(&left, &all[cut..]);
+            let some: Vec<u8> = chunks.with_slices::<2, _>(&chain, cut as u64, |slices| {
+                assert!(slices.len() <= 2);
+                slices.iter().flat_map(|slice| slice.to_vec()).collect()
+            });
+            prop_assert_eq!(&some[..], &all[cut..cut + some.len()]);
+            chunks.clear(chain);
         }
 
         #[test]

@@ -1,12 +1,15 @@
 //! Linux.
 
 mod address;
+mod epoll;
 mod limits;
 mod signal;
 mod socket;
+pub(crate) mod stream;
 mod thread;
 
 pub(crate) use address::RawAddress;
+pub(crate) use epoll::{Epoll, Harvest};
 pub use limits::raise_nofile_limit;
 pub(crate) use limits::{kernel_version, memlock_limit, memlock_limit_enforced, nofile_limit, sysctl};
 pub use signal::Signals;
