@@ -26,9 +26,12 @@
 pub(crate) mod arena;
 pub(crate) mod chain;
 mod config;
+// Some of what lends buffers to a kernel, and of guard mode, has no use but by Linux's drivers.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(crate) mod guard;
 mod lease;
 mod payload;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod pool;
 #[cfg(test)]
 mod tests;

@@ -70,6 +70,12 @@ impl Pool {
         self.0.leased_recv.get() + self.0.leased_send.get()
     }
 
+    /// Whether every buffer is in one hand: free or leased. True whenever no kernel has any.
+    pub(crate) fn is_balanced(&self) -> bool {
+        let free = self.0.free_recv.borrow().len() + self.0.free_send.borrow().len();
+        free + self.leased() as usize == self.0.refs.len()
+    }
+
     /// The whole arena, for registration with the kernel. `None` in guard mode: the kernel could write to
     /// registered pages whatever their protection.
     pub(crate) fn arena(&self) -> Option<(std::ptr::NonNull<u8>, usize)> {

@@ -8,6 +8,7 @@ mod guard;
 mod model;
 
 use super::*;
+#[cfg(unix)]
 use arena::Access;
 
 fn pool(size: u32, count: u32, send_count: u32, guard: bool) -> Pool {
