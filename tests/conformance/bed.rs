@@ -329,7 +329,7 @@ impl Bed {
         let seats = self.servers.borrow().clone();
         for seat in seats {
             let server = Server { bed: &self, seat };
-            if server.seat.report.borrow().is_none() && !matches!(server.seat.ending.get(), true) {
+            if server.seat.report.borrow().is_none() && !server.seat.ending.get() {
                 server.stop(Duration::from_secs(10));
             }
         }

@@ -162,7 +162,7 @@ impl World for RealWorld {
         let runtime = builder.start(move |index| make(index)).expect("the runtime starts, as it did before");
         let addrs = runtime.info().listeners.iter().map(|listener| listener.addr).collect();
         let remote = runtime.remote();
-        Box::new(RealServer { addrs, remote, state: RefCell::new(State::Running(runtime)) })
+        Box::new(RealServer { addrs, remote, state: RefCell::new(State::Running(Box::new(runtime))) })
     }
 
     fn connect(&self, to: SocketAddr, narrow: bool) -> Rc<dyn Socket> {
@@ -227,7 +227,7 @@ fn local_addr(socket: &socket2::Socket) -> SocketAddr {
 }
 
 enum State {
-    Running(Runtime<Task>),
+    Running(Box<Runtime<Task>>),
     Ending(JoinHandle<Result<ShutdownReport, RuntimeError>>),
     Ended(Box<Report>),
 }
