@@ -131,6 +131,9 @@ counters! {
     cq_overflows,
     /// Completions of an earlier use of a slot, dropped.
     stale,
+    /// Operations that ended with `EFAULT`: the kernel was given memory that it must not access. Never, but
+    /// for a mistake in this library; see [`BufferConfig::guard`](crate::BufferConfig::guard).
+    faults,
     /// Timers that fired.
     timers,
     /// Messages taken from the mailbox.

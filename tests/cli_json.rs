@@ -60,7 +60,7 @@ fn check(document: &Value, fields: &str) {
 }
 
 const TOOL: &str = "schema:s tool.name:s tool.version:s tool.command:a environment.kernel:s? environment.cpu_model:s? \
-    environment.cpus_allowed:a environment.open_files_limit:i? environment.local_ports:a? environment.backend:s \
+    environment.cpus_allowed:a environment.open_files_limit:i? environment.local_ports:a? environment.backend:s environment.fallback:s? \
     environment.features:a environment.features.0.name:s environment.features.0.on:b environment.features.0.why:s \
     environment.workers:a environment.workers.0.index:i environment.workers.0.cpu:i? \
     environment.workers.0.descriptors:s environment.workers.0.max_connections:i environment.warnings:a";

@@ -1,6 +1,6 @@
 //! Wrong calls: each refusal names its cause and its remedy, and exits with 2, or 4 when it is the
 //! machine that cannot.
-#![cfg(feature = "cli")]
+#![cfg(all(feature = "cli", target_os = "linux"))]
 
 mod cli_support;
 

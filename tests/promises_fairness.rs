@@ -1,5 +1,6 @@
 //! Promise 6: one busy connection (or mailbox, or burst of new connections) never starves the others.
 //! Measured in callbacks and bytes, not in time.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -19,7 +20,7 @@ use support::*;
 fn quiet_connections_are_heard_after_a_bounded_number_of_a_flooders_pieces() {
     const QUIET: usize = 100;
     for descriptors in [Descriptors::Direct, Descriptors::Fd] {
-        let buffers = BufferConfig { size: 1024, count: 256, send_count: 0 };
+        let buffers = BufferConfig { size: 1024, count: 256, send_count: 0, ..BufferConfig::default() };
         let config = WorkerConfig { descriptors, buffers, ..WorkerConfig::default() };
         let mut listener = ListenerConfig::new(any_port());
         listener.options.recv_buffer = Some(2 << 20);

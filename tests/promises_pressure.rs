@@ -1,5 +1,6 @@
 //! Promise 7: an exhausted buffer pool, a full completion queue, a full submission queue, EMFILE and a
 //! slow reader each degrade by back-pressure, are counted, lose nothing and never spin.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -32,7 +33,7 @@ fn more_senders_than_buffers_lose_nothing_and_the_worker_does_not_spin() {
     const ROUNDS: u64 = 10;
     const SIZE: usize = 2000;
     for descriptors in [Descriptors::Direct, Descriptors::Fd] {
-        let buffers = BufferConfig { size: 256, count: 4, send_count: 0 };
+        let buffers = BufferConfig { size: 256, count: 4, send_count: 0, ..BufferConfig::default() };
         let config = WorkerConfig { buffers, descriptors, max_connections: 2000, ..WorkerConfig::default() };
         let builder = Runtime::builder().worker(config).listen(any_port());
         let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
@@ -61,7 +62,7 @@ fn more_senders_than_buffers_lose_nothing_and_the_worker_does_not_spin() {
 
 #[test]
 fn receivers_starved_by_leases_that_a_handler_keeps_wait_without_spinning() {
-    let buffers = BufferConfig { size: 256, count: 4, send_count: 0 };
+    let buffers = BufferConfig { size: 256, count: 4, send_count: 0, ..BufferConfig::default() };
     let config = WorkerConfig { buffers, ..WorkerConfig::default() };
     let builder = Runtime::builder().worker(config).listen(any_port());
     // Keeps every lease of the first connection until it is told to let go; echoes for the others.
@@ -104,7 +105,7 @@ fn receivers_starved_by_leases_that_a_handler_keeps_wait_without_spinning() {
 #[test]
 fn slow_readers_that_pin_every_buffer_do_not_keep_others_from_service() {
     for descriptors in [Descriptors::Direct, Descriptors::Fd] {
-        let buffers = BufferConfig { size: 1024, count: 16, send_count: 0 };
+        let buffers = BufferConfig { size: 1024, count: 16, send_count: 0, ..BufferConfig::default() };
         let config = WorkerConfig { buffers, descriptors, high_water: 1 << 20, ..WorkerConfig::default() };
         let mut listener = ListenerConfig::new(any_port());
         listener.options.send_buffer = Some(4096);

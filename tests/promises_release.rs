@@ -1,6 +1,7 @@
 //! Promises 1 to 4 on the real kernel: memory that the kernel knows is not handed out before the last
 //! completion, shutdown gets everything back, a late completion never reaches a slot's next
 //! connection, and a buffer comes back on every path.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -91,7 +92,7 @@ fn cycle(addr: SocketAddr, rng: &mut Rng) {
 
 fn churn(descriptors: Descriptors, cycles: usize) {
     const CLIENTS: usize = 4;
-    let buffers = BufferConfig { size: 1024, count: 64, send_count: 4 };
+    let buffers = BufferConfig { size: 1024, count: 64, send_count: 4, ..BufferConfig::default() };
     let config = WorkerConfig { descriptors, buffers, max_connections: 4000, ..WorkerConfig::default() };
     let opened = Arc::new(AtomicU64::new(0));
     let ended = Arc::new(AtomicU64::new(0));
@@ -241,7 +242,7 @@ fn a_reset_with_operations_in_flight_gives_everything_back_before_the_slot_is_re
 
 #[test]
 fn buffers_come_back_when_data_arrives_on_a_connection_that_is_being_closed() {
-    let buffers = BufferConfig { size: 64, count: 8, send_count: 0 };
+    let buffers = BufferConfig { size: 64, count: 8, send_count: 0, ..BufferConfig::default() };
     let config = WorkerConfig { buffers, ..WorkerConfig::default() };
     // Closes at the first data, while more is on the way.
     let make = |_| {
@@ -265,7 +266,7 @@ fn buffers_come_back_when_data_arrives_on_a_connection_that_is_being_closed() {
 
 #[test]
 fn a_lease_may_be_kept_beyond_its_connection() {
-    let buffers = BufferConfig { size: 256, count: 8, send_count: 2 };
+    let buffers = BufferConfig { size: 256, count: 8, send_count: 2, ..BufferConfig::default() };
     let config = WorkerConfig { buffers, ..WorkerConfig::default() };
     let (seen, told) = channel();
     let make = move |_| {
@@ -300,7 +301,7 @@ fn a_lease_may_be_kept_beyond_its_connection() {
 
 #[test]
 fn composed_buffers_come_back_when_sent_when_dropped_and_when_the_peer_resets() {
-    let buffers = BufferConfig { size: 1024, count: 8, send_count: 4 };
+    let buffers = BufferConfig { size: 1024, count: 8, send_count: 4, ..BufferConfig::default() };
     let config = WorkerConfig { buffers, ..WorkerConfig::default() };
     let make = |_| {
         Hooks::plain().data(|conn, data| {

@@ -1,5 +1,6 @@
 //! Promise 5: in steady state nothing is allocated (nor freed); and the kernel is entered far less
 //! than once a message. A program of its own, because it counts with its own allocator.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Many long connections, held by the tool against itself: the README's claims about memory and
 //! errors at a size that a test run can afford. The full size is `benches/scale.sh`.
-#![cfg(feature = "cli")]
+#![cfg(all(feature = "cli", target_os = "linux"))]
 
 mod cli_support;
 

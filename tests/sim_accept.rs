@@ -17,7 +17,7 @@ fn failing_accepts_are_tried_again_later_and_lose_nobody() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let worker = sim.worker(small(), &[listener()], Probe::new(&log)).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], Probe::new(&log)).expect("it works");
         let clients: Vec<Peer> = (0..20)
             .map(|_| {
                 let client = sim.connect(addr());
@@ -62,7 +62,7 @@ fn the_connection_limit_is_never_passed_and_those_who_wait_get_in_later() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let config = WorkerConfig { max_connections: max, ..small() };
+        let config = WorkerConfig { max_connections: max, ..small_on(seed) };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         let mut waiting: Vec<Peer> = (0..30)
             .map(|_| {
@@ -102,7 +102,7 @@ fn the_runtimes_total_is_never_passed_and_those_who_wait_get_in_later() {
         let log = Log::default();
         let sharing = if seed % 3 == 0 { Sharing::One } else { Sharing::PerWorker };
         let listeners = [ListenerConfig { sharing, ..listener() }];
-        let workers = sim.workers(3, small(), &listeners, |_| Probe::new(&log)).expect("it works");
+        let workers = sim.workers(3, small_on(seed), &listeners, |_| Probe::new(&log)).expect("it works");
         let mut waiting: Vec<Peer> = (0..30)
             .map(|_| {
                 let client = sim.connect(addr());
@@ -152,8 +152,9 @@ fn workers_that_share_an_address_serve_everyone() {
             });
             let logs: Vec<Log> = (0..3).map(|_| Log::default()).collect();
             let shared = ListenerConfig { sharing, ..listener() };
-            let workers =
-                sim.workers(3, small(), &[shared], |index| Probe::new(&logs[index])).expect("it works");
+            let workers = sim
+                .workers(3, small_on(seed), &[shared], |index| Probe::new(&logs[index]))
+                .expect("it works");
             let clients: Vec<Peer> = (0..30)
                 .map(|_| {
                     let client = sim.connect(addr());

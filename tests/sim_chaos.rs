@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use corelane::sim::{Faults, Peer, PeerListener, Sim, SimConfig, SimWorker};
+use corelane::sim::{Fault, Faults, Peer, PeerListener, Shortage, Sim, SimConfig, SimWorker, When};
 use corelane::{BufferConfig, CloseReason, Conn, Sharing, WorkerConfig};
 use sim_common::*;
 
@@ -128,9 +128,50 @@ impl Client {
     }
 }
 
+/// One fault on demand, somewhere, soon.
+fn mischief(sim: &Sim, workers: &[SimWorker<Order>], clients: &[Client]) {
+    let time = millis(sim.random(200));
+    let shortage = [Shortage::ProcessFiles, Shortage::Buffers, Shortage::Ports][sim.random(3) as usize];
+    let few = 1 + sim.random(20) as u32;
+    let faults = [
+        Fault::AcceptError(shortage),
+        Fault::AcceptAborted,
+        Fault::ConnectError(shortage),
+        Fault::Unreachable,
+        Fault::ShortRecv { bytes: few },
+        Fault::NoBuffer,
+        Fault::RecvStop,
+        Fault::CqOverflow,
+        Fault::ShortSend { bytes: few },
+        Fault::LateCompletion { by: time },
+        Fault::LostCancel,
+        Fault::StuckCancel,
+        Fault::SegmentLoss,
+        Fault::Stall { time },
+        Fault::Reset,
+        Fault::TimedOut,
+        Fault::Pause { time },
+        Fault::HoldBuffers { recv: few, send: few, time },
+        Fault::ClockJump { by: time * 20 },
+        Fault::Partition { a: addr().ip(), b: other_addr().ip(), time },
+    ];
+    let mut when = match sim.random(3) {
+        0 => When::nth(1 + sim.random(10)).times(1 + sim.random(3)),
+        1 => When::at(sim.now() + millis(sim.random(20))),
+        _ => When::after_bytes(sim.random(20_000)),
+    };
+    if sim.random(3) == 0 {
+        when = when.worker(&workers[0]);
+    }
+    if sim.random(3) == 0 && !clients.is_empty() {
+        when = when.peer(&clients[sim.random(clients.len() as u64) as usize].peer);
+    }
+    sim.script(when, faults[sim.random(faults.len() as u64) as usize]);
+}
+
 fn step(sim: &Sim, workers: &[SimWorker<Order>], server: &PeerListener, clients: &mut Vec<Client>) {
     let any = |clients: &Vec<Client>| sim.random(clients.len() as u64) as usize;
-    match sim.random(14) {
+    match sim.random(17) {
         0..=2 => {
             let client = Client { peer: sim.connect(addr()), sent: Vec::new() };
             client.peer.set_reading(sim.random(3) > 0);
@@ -160,6 +201,13 @@ fn step(sim: &Sim, workers: &[SimWorker<Order>], server: &PeerListener, clients:
             sim.run_for(millis(sim.random(300)));
             sim.heal(cut);
         }
+        14 | 15 => mischief(sim, workers, clients),
+        16 => {
+            let (a, b) = (addr().ip(), [other_addr().ip(), addr().ip()][sim.random(2) as usize]);
+            sim.partition_one_way(a, b);
+            sim.run_for(millis(sim.random(300)));
+            sim.heal_between(a, b);
+        }
         _ => {}
     }
     sim.run_for(Duration::from_micros(sim.random(3_000)));
@@ -169,11 +217,10 @@ fn step(sim: &Sim, workers: &[SimWorker<Order>], server: &PeerListener, clients:
 fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
     let mut total = corelane::Snapshot::default();
     for seed in seeds(400) {
-        let faults = Faults {
-            connect_error: 0.05,
-            reset: 0.01,
-            late_by: millis(5),
-            ..Faults::benign(if seed % 4 == 0 { 0.0 } else { 0.1 })
+        let faults = match seed % 4 {
+            0 => Faults { connect_error: 0.05, reset: 0.01, ..Faults::none() },
+            1 => Faults::hostile(0.1),
+            _ => Faults { connect_error: 0.05, reset: 0.01, late_by: millis(5), ..Faults::benign(0.1) },
         };
         let sim =
             Sim::new(SimConfig { socket_buffer: 1 << (9 + seed % 7), faults, ..SimConfig::seeded(seed) });
@@ -181,7 +228,12 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
         with_log(&log);
         let config = WorkerConfig {
             max_connections: 12,
-            buffers: BufferConfig { size: 256, count: 3 + seed as u32 % 30, send_count: 2 },
+            buffers: BufferConfig {
+                size: 256,
+                count: 3 + seed as u32 % 30,
+                send_count: 2,
+                ..BufferConfig::default()
+            },
             high_water: 3_000,
             low_water: 500,
             send_limit: 4_000,
@@ -190,7 +242,9 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             close_timeout: millis(200),
             turn_budget: if seed % 3 == 0 { 3 } else { 512 },
             accept_budget: 2,
-            ..small()
+            sq_entries: if seed % 5 == 0 { 8 } else { 1024 },
+            cq_entries: if seed % 5 == 0 { 16 } else { 32768 },
+            ..small_on(seed)
         };
         let sharing = if seed % 2 == 0 { Sharing::One } else { Sharing::PerWorker };
         let listeners = [corelane::ListenerConfig { sharing, ..listener() }];
@@ -208,7 +262,7 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             workers[0].stop(millis(sim.random(500)));
             sim.run_for(millis(sim.random(20)));
         }
-        sim.set_faults(Faults::none());
+        sim.calm();
         clients.iter().for_each(|client| client.check(seed));
         drop(clients);
         drop(server);

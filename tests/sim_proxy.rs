@@ -69,8 +69,13 @@ fn a_proxy_carries_both_directions_whole_whoever_is_slow() {
             ..SimConfig::seeded(seed)
         });
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 512, count: 8 + seed as u32 % 64, send_count: 0 },
-            ..small()
+            buffers: BufferConfig {
+                size: 512,
+                count: 8 + seed as u32 % 64,
+                send_count: 0,
+                ..BufferConfig::default()
+            },
+            ..small_on(seed)
         };
         let worker = sim.worker(config, &[listener()], Proxy).expect("it works");
         let backend = sim.listen(other_addr());
@@ -127,7 +132,7 @@ fn when_one_side_goes_the_other_goes_too() {
             faults: Faults::benign(if seed % 2 == 0 { 0.1 } else { 0.0 }),
             ..SimConfig::seeded(seed)
         });
-        let worker = sim.worker(small(), &[listener()], Proxy).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], Proxy).expect("it works");
         let backend = (seed % 4 > 0).then(|| sim.listen(other_addr()));
         let client = sim.connect(addr());
         client.send(b"hello");

@@ -29,7 +29,7 @@ fn messages_from_outside_reach_the_connection_they_name_and_no_other() {
         let log = Log::default();
         let mut probe = Probe::new(&log);
         let ids = named(&mut probe);
-        let config = WorkerConfig { max_connections: 1, ..small() };
+        let config = WorkerConfig { max_connections: 1, ..small_on(seed) };
         let worker = sim.worker(config, &[listener()], probe).expect("it works");
         let remote = worker.remote();
         let first = sim.connect(addr());
@@ -59,7 +59,7 @@ fn a_broadcast_reaches_every_open_connection_of_every_worker() {
     for seed in seeds(30) {
         let sim = Sim::new(SimConfig::seeded(seed));
         let log = Log::default();
-        let workers = sim.workers(3, small(), &[listener()], |_| Probe::new(&log)).expect("it works");
+        let workers = sim.workers(3, small_on(seed), &[listener()], |_| Probe::new(&log)).expect("it works");
         let clients: Vec<Peer> = (0..24).map(|_| sim.connect(addr())).collect();
         sim.run_until(MINUTE, || log.open() == 24).unwrap_or_else(|stuck| panic!("{stuck}"));
         let remote = workers[0].remote();
@@ -76,7 +76,7 @@ fn workers_reach_each_other_and_one_wake_up_carries_many_messages() {
         let sim = Sim::new(SimConfig::seeded(seed));
         let log = Log::default();
         let workers = sim
-            .workers(3, small(), &[], |_| {
+            .workers(3, small_on(seed), &[], |_| {
                 let mut probe = Probe::new(&log);
                 probe.start = Box::new(|cx| {
                     for target in 0..cx.workers() {
@@ -142,7 +142,7 @@ fn a_stop_lets_connections_finish_and_reports_it() {
                 }
             }
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let clients: Vec<Peer> = (0..5).map(|_| sim.connect(addr())).collect();
         sim.run_until(MINUTE, || log.open() == 5).unwrap_or_else(|stuck| panic!("{stuck}"));
         worker.stop(10 * SECOND);
@@ -185,7 +185,7 @@ fn what_is_not_sent_by_the_deadline_is_reset_and_counted() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let config = WorkerConfig { close_timeout: MINUTE, ..small() };
+        let config = WorkerConfig { close_timeout: MINUTE, ..small_on(seed) };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         // Two that close in turn, one that never does though it has everything, three that do not
         // even read.
@@ -221,7 +221,7 @@ fn operations_that_the_kernel_keeps_are_reported_not_awaited_for_ever() {
     for seed in seeds(30) {
         let sim = Sim::new(SimConfig { socket_buffer: 2_048, ..SimConfig::seeded(seed) });
         let log = Log::default();
-        let worker = sim.worker(small(), &[listener()], Probe::new(&log)).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], Probe::new(&log)).expect("it works");
         let client = sim.connect(addr());
         client.set_reading(false);
         client.send(&pattern(seed, 20_000));
@@ -254,7 +254,7 @@ fn a_handler_can_stop_its_runtime_while_connections_are_being_made() {
             conn.cx().stop(SECOND);
             assert!(conn.send("last words").is_ok(), "it is open until the turn is over");
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.send(b"x");
         sim.run_until(SECOND, || client.is_eof()).unwrap_or_else(|stuck| panic!("{stuck}"));
@@ -316,7 +316,7 @@ fn a_broadcast_is_not_overtaken_by_what_follows_it() {
             names.borrow_mut().push(accepted.id);
             true
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         sim.run_until(SECOND, || ids.borrow().len() == 1).unwrap_or_else(|stuck| panic!("{stuck}"));
         let remote = worker.remote();
@@ -340,7 +340,7 @@ fn a_stop_from_the_first_callback_is_carried_out() {
         let log = Log::default();
         let mut probe = Probe::new(&log);
         probe.start = Box::new(|cx| cx.stop(SECOND));
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         sim.run_until(SECOND, || worker.report().is_some()).unwrap_or_else(|stuck| panic!("{stuck}"));
     }
 }

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use corelane::sim::{Faults, Peer, Sim, SimConfig};
-use corelane::{BufferConfig, CloseReason, ListenerConfig, SendErrorKind, WorkerConfig};
+use corelane::{BufferConfig, CloseReason, ListenerConfig, SendErrorKind, UringFeatures, WorkerConfig};
 use sim_common::*;
 
 #[test]
@@ -18,7 +18,7 @@ fn echo_returns_every_byte_in_order_whatever_the_network_does() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let worker = sim.worker(small(), &[listener()], Probe::new(&log)).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], Probe::new(&log)).expect("it works");
         sim.run_for(millis(1));
         let clients: Vec<(Peer, Vec<u8>)> = (0..4)
             .map(|n| {
@@ -52,8 +52,8 @@ fn a_slow_reader_congests_its_connection_and_holds_few_buffers() {
         let sim = Sim::new(config);
         let log = Log::default();
         // Buffers enough for all that is sent, so that only the pause bounds what is leased.
-        let buffers = BufferConfig { size: 1024, count: 512, send_count: 0 };
-        let config = WorkerConfig { buffers, ..small() };
+        let buffers = BufferConfig { size: 1024, count: 512, send_count: 0, ..BufferConfig::default() };
+        let config = WorkerConfig { buffers, ..small_on(seed) };
         let worker = sim.worker(config.clone(), &[listener()], Probe::new(&log)).expect("it works");
         let client = sim.connect(addr());
         client.set_reading(false);
@@ -67,7 +67,9 @@ fn a_slow_reader_congests_its_connection_and_holds_few_buffers() {
         sim.run_until(SECOND, watched).expect_err("nobody reads, so nothing gets done");
         assert!(!client.sent_all(), "the sender is slowed down by TCP");
         assert_eq!(worker.metrics().congested, 1);
-        assert!(worker.metrics().pauses >= 1);
+        // Where each piece has an operation of its own, a pause is just not to ask for the next.
+        let multishot = features(seed / 2) == UringFeatures::ALL;
+        assert!(worker.metrics().pauses >= 1 || !multishot);
         assert_eq!(log.0.writable.get(), 0);
         // What is unsent, what came between the pause and its effect, and one buffer's roundings.
         let bound = config.high_water as usize / 256 + 33;
@@ -108,7 +110,7 @@ fn a_writer_that_waits_for_writable_is_never_refused_and_sends_everything() {
         let again = pump.clone();
         probe.data = Box::new(move |conn, _| pump(conn));
         probe.writable = Box::new(again);
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.send(b"go");
         sim.run_until(MINUTE, || client.is_eof()).unwrap_or_else(|stuck| panic!("{stuck}"));
@@ -160,7 +162,10 @@ fn more_senders_than_buffers_lose_nothing_and_never_spin() {
             ..SimConfig::seeded(seed)
         });
         let log = Log::default();
-        let config = WorkerConfig { buffers: BufferConfig { size: 512, count: 4, send_count: 0 }, ..small() };
+        let config = WorkerConfig {
+            buffers: BufferConfig { size: 512, count: 4, send_count: 0, ..BufferConfig::default() },
+            ..small_on(seed)
+        };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         let clients: Vec<(Peer, Vec<u8>)> = (0..24)
             .map(|n| {
@@ -192,9 +197,9 @@ fn leases_that_slow_readers_keep_are_taken_back_for_the_others() {
         let sim = Sim::new(SimConfig { socket_buffer: 2_048, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 512, count: 8, send_count: 0 },
+            buffers: BufferConfig { size: 512, count: 8, send_count: 0, ..BufferConfig::default() },
             high_water: 16 << 10,
-            ..small()
+            ..small_on(seed)
         };
         let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
         let slow: Vec<Peer> = (0..3)
@@ -249,7 +254,7 @@ fn what_arrives_during_a_pause_is_delivered_in_order_after_it() {
             assert!(!told.get(), "the end during a pause");
             conn.close();
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         let bytes = pattern(seed, 15_000);
         for part in bytes.chunks(333) {
@@ -277,7 +282,7 @@ fn a_half_closed_client_still_gets_its_answer() {
             conn.send("the answer").expect("this direction is open");
             conn.close();
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.send(b"the question");
         client.shutdown();
@@ -301,7 +306,7 @@ fn a_half_closed_server_still_receives() {
             conn.shutdown_write();
         });
         probe.eof = Box::new(|_| {});
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.send(b"first");
         sim.run_until(SECOND, || client.is_eof()).unwrap_or_else(|stuck| panic!("{stuck}"));
@@ -318,7 +323,7 @@ fn a_half_closed_server_still_receives() {
 
 #[test]
 fn one_flooding_client_does_not_hold_up_another() {
-    for seed in seeds(30) {
+    for seed in heavy_seeds(30) {
         let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
         let mut probe = Probe::new(&log);
@@ -328,7 +333,7 @@ fn one_flooding_client_does_not_hold_up_another() {
                 let _ = conn.send(data);
             }
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let (flood, quiet) = (sim.connect(addr()), sim.connect(addr()));
         sim.run_until(SECOND, || worker.connections() == 2).unwrap_or_else(|stuck| panic!("{stuck}"));
         flood.send(&vec![0; 4 << 20]);
@@ -343,11 +348,13 @@ fn one_flooding_client_does_not_hold_up_another() {
 /// long as all of them have something to send.
 #[test]
 fn who_waits_for_a_buffer_is_not_overtaken_for_ever() {
-    for seed in seeds(2) {
+    for seed in heavy_seeds(2) {
         let sim = Sim::new(SimConfig { socket_buffer: 1 << 20, ..SimConfig::seeded(seed) });
         let log = Log::default();
-        let config =
-            WorkerConfig { buffers: BufferConfig { size: 1024, count: 64, send_count: 0 }, ..small() };
+        let config = WorkerConfig {
+            buffers: BufferConfig { size: 1024, count: 64, send_count: 0, ..BufferConfig::default() },
+            ..small_on(seed)
+        };
         let listener = ListenerConfig { backlog: 64, ..listener() };
         let worker = sim.worker(config, &[listener], Probe::new(&log)).expect("it works");
         let clients: Vec<Peer> = (0..16).map(|_| sim.connect(addr())).collect();

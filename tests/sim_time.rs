@@ -23,7 +23,7 @@ fn an_idle_connection_is_closed_when_its_timeout_has_passed_since_it_was_last_he
     for seed in seeds(100) {
         let sim = exact(seed);
         let log = Log::default();
-        let config = WorkerConfig { idle_timeout: Some(30 * SECOND), ..small() };
+        let config = WorkerConfig { idle_timeout: Some(30 * SECOND), ..small_on(seed) };
         let heard = Rc::new(Cell::new(Time::ZERO));
         let mark = heard.clone();
         let mut probe = Probe::new(&log);
@@ -60,9 +60,9 @@ fn a_connection_that_waits_for_a_buffer_is_not_called_idle() {
             }
         });
         let config = WorkerConfig {
-            buffers: BufferConfig { size: 64, count: 1, send_count: 0 },
+            buffers: BufferConfig { size: 64, count: 1, send_count: 0, ..BufferConfig::default() },
             idle_timeout: Some(SECOND),
-            ..small()
+            ..small_on(seed)
         };
         let worker = sim.worker(config, &[listener()], probe).expect("it works");
         let (keeper, other) = (sim.connect(addr()), sim.connect(addr()));
@@ -201,7 +201,7 @@ fn an_unanswered_connect_ends_at_its_timeout() {
         });
         let _server = sim.listen(other_addr());
         sim.partition(other_addr());
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         sim.run_until(MINUTE, || log.ended() == 1).unwrap_or_else(|stuck| panic!("{stuck}"));
         let end = log.0.ends.borrow()[0];
         assert_eq!(end.reason, CloseReason::ConnectTimeout);
@@ -229,7 +229,7 @@ fn a_graceful_close_waits_for_its_peer_and_then_no_longer() {
             conn.send(vec![1; 30_000]).expect("the queue is empty");
             conn.close();
         });
-        let worker = sim.worker(small(), &[listener()], probe).expect("it works");
+        let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         let client = sim.connect(addr());
         client.set_reading(reads);
         client.send(b"x");

@@ -13,7 +13,7 @@ fn history(seed: u64) -> (u64, Vec<String>) {
     let config = SimConfig { socket_buffer: 4_096, faults, ..SimConfig::seeded(seed) };
     let sim = Sim::new(config);
     let log = Log::default();
-    let workers = sim.workers(2, small(), &[listener()], |_| Probe::new(&log)).expect("it works");
+    let workers = sim.workers(2, small_on(seed), &[listener()], |_| Probe::new(&log)).expect("it works");
     let mut peers: Vec<Peer> = Vec::new();
     for _ in 0..60 {
         match sim.random(5) {

@@ -1,4 +1,5 @@
 //! Accepting: limits, sharing between workers, address families, what a listener reports.
+#![cfg(target_os = "linux")]
 
 mod support;
 

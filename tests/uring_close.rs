@@ -1,5 +1,6 @@
 //! How connections end: half-close both ways, graceful close, abort, reset, limits; what the peer sees
 //! of it, and what the handler is told.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -294,7 +295,12 @@ fn an_abort_reaches_the_peer_as_a_reset() {
 fn nothing_is_told_after_an_abort_but_the_end() {
     for descriptors in BOTH {
         let (seen, told) = channel();
-        let buffers = corelane::BufferConfig { size: 64, count: 64, send_count: 0 };
+        let buffers = corelane::BufferConfig {
+            size: 64,
+            count: 64,
+            send_count: 0,
+            ..corelane::BufferConfig::default()
+        };
         let config = WorkerConfig { descriptors, buffers, ..WorkerConfig::default() };
         let make = move |_| {
             let seen = seen.clone();

@@ -1,4 +1,5 @@
 //! Outgoing connections: made, refused, not answered, from a chosen address, many at once.
+#![cfg(target_os = "linux")]
 
 mod support;
 

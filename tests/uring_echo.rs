@@ -1,5 +1,6 @@
 //! The main job on the real kernel: what is sent comes back, whole and in order, however it is cut
 //! into pieces and however slowly it is read.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -43,7 +44,7 @@ fn read_in_pieces(mut stream: &TcpStream, seed: u64) -> Vec<u8> {
 fn integrity(descriptors: Descriptors) {
     const SIZES: [usize; 9] = [1, 2, 4095, 4096, 4097, 65_537, 300_001, 1 << 20, 1 << 20];
     const HIGH_WATER: u32 = 32 << 10;
-    let buffers = BufferConfig { size: 4096, count: 64, send_count: 0 };
+    let buffers = BufferConfig { size: 4096, count: 64, send_count: 0, ..BufferConfig::default() };
     let config = WorkerConfig {
         descriptors,
         buffers,
@@ -132,7 +133,7 @@ fn echo_is_whole_and_memory_bounded_with_ordinary_descriptors() {
 /// sent together, 64 pieces at a time, and stays in order.
 #[test]
 fn pieces_that_queue_up_behind_a_send_go_out_together_and_in_order() {
-    let buffers = BufferConfig { size: 64, count: 2048, send_count: 0 };
+    let buffers = BufferConfig { size: 64, count: 2048, send_count: 0, ..BufferConfig::default() };
     let config = WorkerConfig { buffers, ..WorkerConfig::default() };
     let builder = Runtime::builder().worker(config).listen(any_port());
     let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };

@@ -1,4 +1,5 @@
 //! Reaching workers from other threads, and one worker from another.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,5 +1,6 @@
 //! Receiving that was held up, by the handler or by congestion: nothing is told meanwhile, nothing is
 //! lost, and what is behind the data (its end, a reset) is told after it.
+#![cfg(target_os = "linux")]
 
 mod support;
 
@@ -23,7 +24,12 @@ fn builder(descriptors: Descriptors) -> Builder {
 fn a_paused_connection_gets_no_data_and_loses_none() {
     for descriptors in BOTH {
         let (seen, told) = channel();
-        let buffers = corelane::BufferConfig { size: 1024, count: 32, send_count: 0 };
+        let buffers = corelane::BufferConfig {
+            size: 1024,
+            count: 32,
+            send_count: 0,
+            ..corelane::BufferConfig::default()
+        };
         let config = WorkerConfig { descriptors, buffers, ..WorkerConfig::default() };
         // Pauses itself at every piece.
         let make = move |_| {
@@ -138,7 +144,12 @@ fn end_behind_data(ending: fn(TcpStream), reason: CloseReason) {
     for descriptors in BOTH {
         for pieces in [1, 31, 32, 33, 34, 40, 300] {
             let (seen, told) = channel();
-            let buffers = corelane::BufferConfig { size: 1024, count: 1024, send_count: 0 };
+            let buffers = corelane::BufferConfig {
+                size: 1024,
+                count: 1024,
+                send_count: 0,
+                ..corelane::BufferConfig::default()
+            };
             let config = WorkerConfig { descriptors, buffers, ..WorkerConfig::default() };
             let mut listener = ListenerConfig::new(any_port());
             listener.options.recv_buffer = Some(1 << 20);

@@ -1,4 +1,5 @@
 //! Stopping: gracefully, at a deadline, from inside, by a panic, without being asked.
+#![cfg(target_os = "linux")]
 
 mod support;
 

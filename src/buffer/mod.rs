@@ -14,6 +14,9 @@
 //! * **Kernel**: the kernel may write it at any moment; no reference to its bytes exists.
 //! * **Leased(n)**: `n` [`Buf`]s read it; the kernel may read it too (a send), never write it.
 //!
+//! In guard mode ([`BufferConfig::guard`]) the pages of a buffer follow its state: no access while Free,
+//! read and write while the kernel's, read while leased (and write once a lease has asked for it).
+//!
 //! A payload that waits to be sent is a [`Payload`]; the payloads of one connection form a
 //! [`Chain`](chain::Chain), a linked list in one slab per worker, so that an idle connection holds
 //! no memory and a busy one allocates none.
@@ -22,11 +25,20 @@
 
 pub(crate) mod arena;
 pub(crate) mod chain;
+mod config;
+// Some of what lends buffers to a kernel, and of guard mode, has no use but by Linux's drivers.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+pub(crate) mod guard;
+mod lease;
 mod payload;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod pool;
+#[cfg(test)]
+mod tests;
 
+pub use config::{BufferConfig, BufferError};
+pub use lease::{Buf, BufMut};
 pub use payload::{Detached, Payload};
-pub use pool::{Buf, BufMut, BufferConfig, BufferError};
 
 pub(crate) use chain::{Chain, Chunks};
 pub(crate) use pool::Pool;

@@ -57,7 +57,7 @@ pub(super) fn for_workers(
     let socket = patiently(|| sys::listener(wanted, false)).map_err(failed)?;
     let addr = socket.local_addr().map_err(failed)?;
     let backlog = sys::accept_queue_limit(&socket).unwrap_or(wanted.backlog);
-    let sockets = NativeListener::share(socket, workers).map_err(failed)?;
+    let sockets = NativeListener::share(socket, &wanted.options, workers).map_err(failed)?;
     Ok((sockets, ListenerInfo { addr, backlog_asked: wanted.backlog, backlog }))
 }
 

@@ -1,6 +1,6 @@
 //! Which kernel interface a runtime stands on.
 
-use crate::config::Backend;
+use crate::config::{Backend, ConfigError};
 use crate::driver::SetupError;
 
 use super::StartError;
@@ -15,9 +15,7 @@ use super::StartError;
 pub(super) fn backend(asked: Backend) -> Result<(Backend, Option<String>), StartError> {
     let asked = match asked {
         Backend::Auto => match std::env::var_os(Backend::VARIABLE) {
-            Some(value) if !value.is_empty() => {
-                value.to_string_lossy().parse::<Backend>().map_err(StartError::Config)?
-            }
+            Some(value) if !value.is_empty() => variable(&value.to_string_lossy())?,
             _ => Backend::Auto,
         },
         asked => asked,
@@ -27,6 +25,19 @@ pub(super) fn backend(asked: Backend) -> Result<(Backend, Option<String>), Start
         eprintln!("corelane: {line}");
     }
     Ok((backend, fallback))
+}
+
+/// What the environment variable says. A value that is none is refused by the variable's name: whoever reads
+/// the message may not know that there is one.
+fn variable(value: &str) -> Result<Backend, StartError> {
+    value.parse().map_err(|error| {
+        StartError::Config(match error {
+            ConfigError::Range { value, allowed, .. } => {
+                ConfigError::Range { what: Backend::VARIABLE, value, allowed }
+            }
+            error => error,
+        })
+    })
 }
 
 #[cfg(target_os = "linux")]

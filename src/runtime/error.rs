@@ -7,6 +7,30 @@ use std::net::SocketAddr;
 use crate::config::ConfigError;
 use crate::driver::{SetupError, sys};
 
+/// What to do about an address or a processor that cannot be had, in this system's words.
+#[cfg(not(windows))]
+mod remedy {
+    pub(super) const IN_USE: &str =
+        "; another process listens there (see `ss -ltnp`): stop it or choose another port";
+    pub(super) const NOT_AVAILABLE: &str =
+        "; no interface of this machine has the address: use one that `ip address` shows";
+    pub(super) const DENIED: &str =
+        "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE";
+    pub(super) const PROCESSORS: &str = " (see `taskset -p $$`)";
+}
+
+/// What to do about an address or a processor that cannot be had, in this system's words.
+#[cfg(windows)]
+mod remedy {
+    pub(super) const IN_USE: &str =
+        "; another process listens there (see `netstat -ano`): stop it or choose another port";
+    pub(super) const NOT_AVAILABLE: &str =
+        "; no interface of this machine has the address: use one that `ipconfig` shows";
+    pub(super) const DENIED: &str = "; another process holds the port for itself (see `netstat -ano`), or Windows has \
+         reserved it (see `netsh interface ipv4 show excludedportrange protocol=tcp`): choose another port";
+    pub(super) const PROCESSORS: &str = " (see the affinity that it was started with)";
+}
+
 /// Why a runtime did not start.
 #[non_exhaustive]
 pub enum StartError {
@@ -60,23 +84,17 @@ impl fmt::Display for StartError {
             Self::Bind { addr, source } => {
                 write!(f, "cannot listen on {addr}: {source}")?;
                 f.write_str(match source.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        "; another process listens there (see `ss -ltnp`): stop it or choose another port"
-                    }
-                    io::ErrorKind::AddrNotAvailable => {
-                        "; no interface of this machine has the address: use one that `ip address` shows"
-                    }
-                    io::ErrorKind::PermissionDenied => {
-                        "; ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE"
-                    }
+                    io::ErrorKind::AddrInUse => remedy::IN_USE,
+                    io::ErrorKind::AddrNotAvailable => remedy::NOT_AVAILABLE,
+                    io::ErrorKind::PermissionDenied => remedy::DENIED,
                     _ => "",
                 })
             }
             Self::Pin { cpu, source } => write!(
                 f,
-                "cannot bind a worker to processor {cpu}: {source}; this process may use {} processors \
-                 (see `taskset -p $$`)",
+                "cannot bind a worker to processor {cpu}: {source}; this process may use {} processors{}",
                 sys::cpu_count(),
+                remedy::PROCESSORS,
             ),
             Self::Listener { source } => write!(f, "cannot register a listener: {source}"),
             Self::Thread { index, source } => write!(f, "cannot start worker {index}: {source}"),

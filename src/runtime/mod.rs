@@ -173,7 +173,8 @@ impl Builder {
         let mut warnings = Vec::new();
         let (backend, fallback) = choose::backend(self.backend)?;
         let mut wishes = self.clone();
-        if backend == Backend::Epoll {
+        if backend != Backend::IoUring {
+            // Only a ring has a table of its own.
             wishes.worker.descriptors = Descriptors::Fd;
         }
         let (workers, config) = wishes.plan(sys::nofile_limit(), &mut warnings)?;
@@ -342,7 +343,10 @@ impl<M: Send + 'static, F> Start<M, F> {
             _ => self.run_on::<crate::driver::uring::UringDriver, H>(ready),
         }
         #[cfg(windows)]
-        self.run_on::<crate::driver::iocp::IocpDriver, H>(ready)
+        {
+            debug_assert_eq!(self.backend, Backend::Iocp, "chosen by `choose`");
+            self.run_on::<crate::driver::iocp::IocpDriver, H>(ready)
+        }
     }
 
     fn run_on<D, H>(self, ready: mpsc::Sender<Result<Started, StartError>>) -> Result<WorkerReport, io::Error>

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use crate::driver::sim::{PeerPhase, Shared};
+use crate::driver::sim::{PeerPhase, Shared, When};
 
 /// A foreign program with one connection: a client made by [`Sim::connect`](super::Sim::connect),
 /// or a server's end of a connection taken from a [`PeerListener`].
@@ -25,6 +25,11 @@ impl Peer {
     fn state<R>(&self, read: impl FnOnce(&crate::driver::sim::PeerState) -> R) -> R {
         let world = self.world.borrow();
         read(world.peers.get(&self.id).expect("a peer's state lives as long as its handle"))
+    }
+
+    /// Its connection in the world.
+    pub(super) fn connection(&self) -> u64 {
+        self.state(|peer| peer.sock.conn)
     }
 
     /// The foreign address: the client's own, or the client's that the server sees.
@@ -110,6 +115,13 @@ impl Peer {
     /// by the other side.
     pub fn is_over(&self) -> bool {
         self.state(|peer| peer.closed || peer.eof || peer.reset)
+    }
+}
+
+impl When {
+    /// Only on this peer's connection.
+    pub fn peer(self, peer: &Peer) -> Self {
+        Self { conn: Some(peer.connection()), ..self }
     }
 }
 

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buffer::Memory;
-use crate::config::{ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
-use crate::driver::sim::{Shared, SimDriver, SimListener};
+use crate::buffer::{BufferError, Memory};
+use crate::config::{ConfigError, ListenerConfig, Sharing, WorkerConfig};
+use crate::driver::sim::{Shape, Shared, SimDriver, SimListener, When};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Snapshot};
 use crate::time::Time;
@@ -74,7 +74,7 @@ impl<M> SimWorker<M> {
 
     /// Connections that it holds, those being opened or closed included.
     pub fn connections(&self) -> usize {
-        self.counters.snapshot().connections as usize
+        self.counters.connections.get() as usize
     }
 
     /// Operations whose last completion it has not taken, armed accepts and receives included.
@@ -82,14 +82,44 @@ impl<M> SimWorker<M> {
         self.world.borrow().rings[self.ring].in_flight
     }
 
-    /// Buffers (receive and send) out of the pool now.
+    /// Buffers (receive and send) out of the pool now, without those that a
+    /// [fault](super::Fault::HoldBuffers) holds.
     pub fn buffers_leased(&self) -> usize {
-        self.memory.pool.leased() as usize
+        let held = self.world.borrow().rings[self.ring].buffers_held();
+        self.memory.pool.leased() as usize - held
     }
 
     /// Payloads that wait to be sent, are being sent, or are held back from a paused handler.
     pub fn payloads_queued(&self) -> usize {
         self.memory.chunks.used()
+    }
+
+    /// Whether everything is where it was before the first client came: no connection, no leased
+    /// buffer, no payload, and no operation but armed accepts. To be asked when every peer is gone.
+    ///
+    /// # Errors
+    /// What is left, as text.
+    pub fn check_at_rest(&self) -> Result<(), String> {
+        let accepts = self.world.borrow().rings[self.ring].accepts();
+        let left = [
+            (self.connections(), "connections"),
+            (self.buffers_leased(), "leased buffers"),
+            (self.payloads_queued(), "queued payloads"),
+            (self.ops_in_flight().saturating_sub(accepts), "operations other than accepts"),
+        ];
+        let left: Vec<String> = left
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{self:?} still has {}", left.join(", "))) }
+    }
+}
+
+impl When {
+    /// Only on this worker.
+    pub fn worker<M>(self, worker: &SimWorker<M>) -> Self {
+        Self { ring: Some(worker.ring), ..self }
     }
 }
 
@@ -115,6 +145,10 @@ impl<H: Handler> Station for Seat<H> {
 
     fn busy_until(&self) -> Time {
         self.busy_until.get()
+    }
+
+    fn pause(&self, until: Time) {
+        self.busy_until.set(until);
     }
 
     fn turn(&self, busy_until: Time) {
@@ -146,6 +180,7 @@ pub(super) fn start<H: Handler + 'static>(
 ) -> Result<Vec<SimWorker<H::Message>>, ConfigError> {
     config.check()?;
     let world = &sim.0.world;
+    let host = listeners.first().map(|listener| listener.addr.ip()).filter(|ip| !ip.is_unspecified());
     let listen = |config: &ListenerConfig| world.borrow_mut().listen(config.addr, config.backlog);
     let shared: Vec<Option<u32>> =
         listeners.iter().map(|config| (config.sharing == Sharing::One).then(|| listen(config))).collect();
@@ -153,10 +188,15 @@ pub(super) fn start<H: Handler + 'static>(
     let permits = Permits::new(sim.0.max_connections.unwrap_or(u64::MAX));
     let mut workers = Vec::with_capacity(count);
     for index in 0..count {
+        let bytes = config.buffers.arena_bytes();
+        if !sim.takes_memory(bytes) {
+            let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            return Err(ConfigError::Buffers(BufferError::Memory { bytes, source }));
+        }
         let memory = Memory::new(&config.buffers)?;
         let counters = Arc::new(Counters::default());
-        let knows_peer = config.descriptors == Descriptors::Fd;
-        let driver = SimDriver::new(world, memory.clone(), counters.clone(), config.cq_entries, knows_peer);
+        let shape = Shape::new(&config, host);
+        let driver = SimDriver::new(world, memory.clone(), counters.clone(), shape);
         let ring = driver.index();
         let own: Vec<WorkerListener<SimListener>> = listeners
             .iter()

@@ -322,7 +322,7 @@ impl<S, M> Core<S, M> {
     pub(crate) fn earliest(&self, slot: u32) -> Option<u64> {
         let entry = self.table.get(slot);
         let idle = match entry.phase {
-            Phase::Open if entry.idle > 0 => entry.last_active + u64::from(entry.idle),
+            Phase::Open => entry.idle_due(),
             _ => 0,
         };
         [idle, entry.deadline, entry.timer, entry.limit].into_iter().filter(|&tick| tick > 0).min()

@@ -328,8 +328,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.begin_close(slot, CloseHow::Reset, CloseReason::Deadline);
             return;
         }
-        if entry.phase == Phase::Open && entry.idle > 0 && reached(entry.last_active + u64::from(entry.idle))
-        {
+        if entry.phase == Phase::Open && reached(entry.idle_due()) {
             if !entry.flags.has(Flags::PAUSED.and(Flags::STARVED)) {
                 self.core.counters.timers.add(1);
                 self.begin_close(slot, CloseHow::Fin, CloseReason::IdleTimeout);

@@ -127,11 +127,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
         let deliver = core.may_deliver(slot);
         let entry = core.table.get_mut(slot);
-        let wanted = match entry.phase {
-            Phase::Open => deliver && entry.held.is_empty(),
-            _ => true,
-        };
-        let wanted = wanted && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED));
+        let held_up = entry.phase == Phase::Open && !(deliver && entry.held.is_empty());
+        if held_up != entry.flags.has(Flags::HELD_UP) && !entry.flags.has(Flags::RX_EOF) {
+            entry.flags.set(Flags::HELD_UP, held_up);
+            core.counters.pauses.add(held_up.into());
+        }
+        let wanted = !held_up && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED));
         let armed = entry.flags.has(Flags::ARMED);
         if !wanted {
             entry.flags.remove(Flags::FED);
@@ -149,7 +150,6 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.driver.recv(key);
         } else if !wanted && armed && !entry.flags.has(Flags::CANCELLING) {
             entry.flags.insert(Flags::CANCELLING);
-            core.counters.pauses.add(1);
             self.driver.cancel_recv(key);
         }
     }

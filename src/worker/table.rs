@@ -77,6 +77,8 @@ impl Flags {
     pub(crate) const LEASED: Flags = Flags(1 << 18);
     /// To be closed gracefully as soon as it is connected.
     pub(crate) const CLOSE_LATER: Flags = Flags(1 << 19);
+    /// Receiving is paused, by congestion or by the handler, and that was counted.
+    pub(crate) const HELD_UP: Flags = Flags(1 << 20);
 
     #[inline]
     pub(crate) fn has(self, any: Flags) -> bool {
@@ -139,6 +141,13 @@ impl<S> Slot<S> {
     #[inline]
     pub(crate) fn is_heard(&self) -> bool {
         self.phase == Phase::Open && !self.flags.has(Flags::ABORT)
+    }
+
+    /// The tick at which the idle timeout is over; 0 for none. What happened last did so within its
+    /// tick, so the timeout is over one tick after as many as it has: late, never early.
+    #[inline]
+    pub(crate) fn idle_due(&self) -> u64 {
+        if self.idle == 0 { 0 } else { self.last_active + u64::from(self.idle) + 1 }
     }
 }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use corelane::sim::{Sim, SimConfig, SimWorker};
 use corelane::{
-    Accepted, Buf, BufferConfig, CloseReason, Closed, Conn, ConnId, ConnectConfig, Cx, Handler,
-    ListenerConfig, Time, WorkerConfig,
+    Accepted, Buf, BufferConfig, CloseReason, Closed, Conn, ConnId, ConnectConfig, Cx, Descriptors, Handler,
+    ListenerConfig, Time, UringFeatures, WorkerConfig,
 };
 
 /// Something that a test lets the worker do, from outside.
@@ -210,10 +210,12 @@ pub fn other_addr() -> SocketAddr {
 pub fn small() -> WorkerConfig {
     WorkerConfig {
         max_connections: 64,
-        buffers: BufferConfig { size: 1024, count: 64, send_count: 4 },
+        buffers: BufferConfig { size: 1024, count: 64, send_count: 4, ..BufferConfig::default() },
         high_water: 8 << 10,
         low_water: 2 << 10,
         send_limit: 64 << 10,
+        // A mailbox of thousands would cost more than most of these histories.
+        mailbox: 256,
         ..WorkerConfig::default()
     }
 }
@@ -286,13 +288,28 @@ pub fn usual_seeds() -> bool {
     std::env::var_os("CORELANE_SIM_SEEDS").is_none()
 }
 
-/// The seeds of a test: `0..count`, or what the environment asks for: `CORELANE_SIM_SEEDS=1234` (a
-/// failure seen again) or `CORELANE_SIM_SEEDS=0..100000` (a longer search).
-pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("CORELANE_SIM_SEEDS") else { return 0..count };
-    let number = |text: &str| text.trim().parse::<u64>().expect("CORELANE_SIM_SEEDS: N or A..B");
-    match asked.split_once("..") {
-        Some((from, to)) => number(from)..number(to),
-        None => number(&asked)..number(&asked) + 1,
+pub use corelane::sim::seeds;
+
+/// The seeds of a scenario that moves megabytes: of a longer search every hundredth.
+pub fn heavy_seeds(count: u64) -> impl Iterator<Item = u64> {
+    let range = seeds(count);
+    let step = if range.end - range.start > 1_000 { 100 } else { 1 };
+    range.step_by(step)
+}
+
+/// What the kernel can do, by seed: everything, what Linux 5.19 has, what readiness kernels and Windows
+/// are like, and the least.
+pub fn features(seed: u64) -> UringFeatures {
+    match seed % 4 {
+        0 => UringFeatures::ALL,
+        1 => UringFeatures::LINUX_5_19,
+        2 => UringFeatures { provided_buffers: false, ..UringFeatures::ALL },
+        _ => UringFeatures::LEAST,
     }
+}
+
+/// A [`small`] worker on a kernel of the seed's kind.
+pub fn small_on(seed: u64) -> WorkerConfig {
+    let descriptors = if (seed / 4).is_multiple_of(2) { Descriptors::Direct } else { Descriptors::Fd };
+    WorkerConfig { uring: features(seed / 2), descriptors, ..small() }
 }

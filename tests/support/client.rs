@@ -168,7 +168,11 @@ pub fn write_until_stuck(stream: &mut TcpStream, bytes: &[u8]) -> usize {
 /// Whether anything (data, FIN or a reset) arrives within `time`.
 pub fn stays_silent(stream: &TcpStream, time: Duration) -> bool {
     stream.set_read_timeout(Some(time)).expect("a read timeout");
-    let result = stream.peek(&mut [0]);
+    let mut result = stream.peek(&mut [0]);
+    // A read with a timeout is interrupted also when the process is merely stopped and continued.
+    while matches!(&result, Err(error) if error.kind() == ErrorKind::Interrupted) {
+        result = stream.peek(&mut [0]);
+    }
     stream.set_read_timeout(Some(PATIENCE)).expect("a read timeout");
     matches!(result, Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }

@@ -7,10 +7,14 @@
 mod child;
 mod client;
 mod hooks;
+#[cfg(target_os = "linux")]
+mod seccomp;
 
 pub use child::*;
 pub use client::*;
 pub use hooks::*;
+#[cfg(target_os = "linux")]
+pub use seccomp::*;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -111,6 +115,7 @@ pub fn nothing_left(report: &ShutdownReport) {
     assert_eq!(report.buffers_outstanding, 0, "buffers out: {report}");
     let Metrics { workers } = &report.metrics;
     for (index, worker) in workers.iter().enumerate() {
+        assert_eq!(worker.faults, 0, "worker {index}: the kernel was given memory it must not touch");
         assert_eq!(worker.connections, 0, "worker {index} holds connections: {worker:#?}");
         assert_eq!(worker.buffers_out, 0, "worker {index} has buffers out: {worker:#?}");
     }

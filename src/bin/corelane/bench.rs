@@ -12,13 +12,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use corelane::Signals;
+use corelane::{Backend, Signals};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::load::json::{Environment, Report, Tool};
 use crate::output::{self, Sink, say};
-use crate::{Failure, exit, proc, show};
+use crate::{Failure, exit, proc, show, units};
 
 /// Runs the main job.
 #[derive(Debug, Args)]
@@ -31,6 +31,10 @@ pub struct Bench {
     /// Write the result as JSON (corelane-bench/1); '-' is standard output, the table then goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    /// Kernel interface of both sides: auto, io_uring, epoll or iocp; auto is what CORELANE_BACKEND says, else the best that there is
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
+    backend: Backend,
 
     /// Shorter windows: to see that it works, not to quote
     #[arg(long)]
@@ -118,8 +122,8 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
     };
     for scenario in &SCENARIOS {
         say!("running: {}", scenario.name);
-        let measured = measure(scenario, server_cpu, load_cpu, args.quick)
-            .map_err(|failure| failure.at(scenario.name))?;
+        let measured =
+            measure(scenario, &args, server_cpu, load_cpu).map_err(|failure| failure.at(scenario.name))?;
         document.scenarios.push(measured);
     }
     if let Some(environment) = document.scenarios.first().and_then(|first| first.server.get("environment")) {
@@ -245,25 +249,29 @@ fn strings(args: &[&str]) -> Vec<String> {
 
 fn measure(
     scenario: &Scenario,
+    wishes: &Bench,
     server_cpu: usize,
     load_cpu: usize,
-    quick: bool,
 ) -> Result<Measured, Failure> {
     let mut args = strings(&["serve", scenario.server, "--listen", "127.0.0.1:0", "--report-json", "-"]);
-    args.extend(strings(&["--until-stdin-ends", "--shutdown-timeout", "3s", "--cpus"]));
-    args.push(server_cpu.to_string());
+    args.extend(strings(&["--until-stdin-ends", "--shutdown-timeout", "3s"]));
+    args.extend(strings(&["--backend", wishes.backend.as_str(), "--cpus", &server_cpu.to_string()]));
     let mut server = Process::start("server", &args)?;
     let line = server.line(PATIENCE)?;
     let address = line
         .strip_prefix("listening on ")
         .ok_or_else(|| Failure::run(format!("the server printed '{line}' instead of its address")))?;
 
-    let (window, warmup) = if quick { ("2s", "300ms") } else { ("6s", "1s") };
+    let (window, warmup) = if wishes.quick { ("2s", "300ms") } else { ("6s", "1s") };
     let mut args = strings(&["load"]);
     args.extend(strings(scenario.load));
     args.extend(strings(&["--target", address, "-d", window, "--warmup", warmup, "--json", "-", "--quiet"]));
-    args.extend(strings(&["--until-stdin-ends", "--cpus", &load_cpu.to_string()]));
-    args.extend(strings(&["--server-pid", &server.child.id().to_string()]));
+    args.extend(strings(&["--until-stdin-ends", "--backend", wishes.backend.as_str()]));
+    args.extend(strings(&["--cpus", &load_cpu.to_string()]));
+    let server_pid = server.child.id();
+    if proc::usage(Some(server_pid)).is_some() {
+        args.extend(strings(&["--server-pid", &server_pid.to_string()]));
+    }
     let mut load = Process::start("load generator", &args)?;
     let text = load.rest(Duration::from_secs(60))?;
     let report: Report =
@@ -326,6 +334,9 @@ fn table(document: &Document) -> String {
         environment.backend.as_deref().unwrap_or("backend unknown"),
         names(&on)
     ));
+    if let Some(fallback) = &environment.fallback {
+        out.push_str(&format!("{fallback}\n"));
+    }
     if !off.is_empty() {
         out.push_str(&format!("without: {}\n", names(&off)));
     }
@@ -360,6 +371,11 @@ fn table(document: &Document) -> String {
          connection, its fixed buffers {}; enters/msg: system calls of the server per message received\n",
         if fixed { "not included" } else { "included" }
     ));
+    if document.scenarios.iter().all(|measured| measured.load.server.is_none()) {
+        out.push_str(
+            "this system does not tell about another process: no CPU time and memory of the server\n",
+        );
+    }
     let notes = document.scenarios.iter().flat_map(|measured| {
         let verdict = &measured.load.verdict;
         verdict.reasons.iter().chain(&verdict.notes).map(|note| format!("{}: {note}\n", measured.name))
@@ -394,6 +410,16 @@ mod tests {
         let row = text.lines().find(|line| line.starts_with("echo, 64")).expect("a row");
         let cells: Vec<_> = row.split_whitespace().collect();
         assert_eq!(&cells[5..], ["1,000", "500", "µs", "990", "µs", "999", "µs", "-", "-", "0.050", "0"]);
+    }
+
+    #[test]
+    fn what_was_not_measured_and_what_it_fell_back_on_is_said() {
+        let mut document = document(false);
+        assert!(table(&document).contains("no CPU time and memory of the server"));
+        document.environment.backend = Some("epoll".to_owned());
+        document.environment.fallback = Some("epoll is used instead of io_uring: forbidden".to_owned());
+        let text = table(&document);
+        assert!(text.contains("\nepoll: \nepoll is used instead of io_uring: forbidden\n"), "{text}");
     }
 
     #[test]

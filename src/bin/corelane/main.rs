@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => {
-            say!("error: cannot take over SIGINT and SIGTERM: {error}");
+            say!("error: cannot take over the signals to stop: {error}");
             return ExitCode::from(exit::FAILURE);
         }
     };

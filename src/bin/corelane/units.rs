@@ -7,6 +7,8 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use corelane::Backend;
+
 /// Splits `10.5k/s` into the number and what follows it.
 fn number(text: &str) -> Result<(f64, &str), String> {
     if text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.')) {
@@ -17,6 +19,11 @@ fn number(text: &str) -> Result<(f64, &str), String> {
     let value: f64 =
         digits.replace('_', "").parse().map_err(|_| format!("'{text}' does not begin with a number"))?;
     Ok((value, unit.trim()))
+}
+
+/// A kernel interface, by the names that the library reads.
+pub fn backend(text: &str) -> Result<Backend, String> {
+    text.parse().map_err(|error: corelane::ConfigError| error.to_string())
 }
 
 /// A whole number with an optional `k`, `m` or `g` (thousand, million, milliard): `64`, `10k`, `1.5m`.

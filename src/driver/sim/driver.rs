@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 use super::super::{Driver, Waker};
 use super::errno;
-use super::ring::{Cqe, End, Kind, Phase, Ring, Slot, Sqe};
+use super::ring::{Cqe, End, Kind, Phase, Ring, Shape, Slot, Sqe};
+use super::script::{Place, Shortage, Strike};
 use super::tcp::{Owner, Sock};
 use super::world::{Shared, World};
 use crate::buffer::{Chain, Memory};
@@ -40,7 +41,7 @@ pub(crate) struct SimDriver {
     world: Shared,
     ring: usize,
     memory: Memory,
-    knows_peer: bool,
+    shape: Shape,
     now: Time,
 }
 
@@ -52,41 +53,24 @@ macro_rules! contract {
 }
 
 impl SimDriver {
-    /// A ring in the given world. `knows_peer`: whether multishot accepts tell the peer's address.
-    pub(crate) fn new(
-        world: &Shared,
-        memory: Memory,
-        counters: Arc<Counters>,
-        cq_entries: u32,
-        knows_peer: bool,
-    ) -> Self {
+    /// A ring in the given world.
+    pub(crate) fn new(world: &Shared, memory: Memory, counters: Arc<Counters>, shape: Shape) -> Self {
         let mut this = world.borrow_mut();
         let ring = this.rings.len();
-        this.rings.push(Ring {
-            memory: memory.clone(),
-            counters,
-            cq_entries: cq_entries as usize,
-            sq: Vec::new(),
-            cq: Default::default(),
-            work: Default::default(),
-            ops: Default::default(),
-            slots: Vec::new(),
-            listeners: Vec::new(),
-            loose: Default::default(),
-            next_socket: 0,
-            wait_until: None,
-            asleep: false,
-            woken: Arc::default(),
-            in_flight: 0,
-        });
+        this.rings.push(Ring::new(memory.clone(), counters, shape));
         let now = this.now;
         drop(this);
-        Self { world: world.clone(), ring, memory, knows_peer, now }
+        Self { world: world.clone(), ring, memory, shape, now }
     }
 
     /// Its number in the world.
     pub(crate) fn index(&self) -> usize {
         self.ring
+    }
+
+    /// Whether a multishot accept tells the peer's address: a descriptor can be asked for it.
+    fn knows_peer(&self) -> bool {
+        self.shape.table.is_none()
     }
 
     fn with<R>(&self, run: impl FnOnce(&mut World, usize) -> R) -> R {
@@ -179,7 +163,7 @@ impl SimDriver {
 
     /// Takes completions until one is for the worker.
     fn take_event(&mut self) -> Option<Event> {
-        let knows_peer = self.knows_peer;
+        let knows_peer = self.knows_peer();
         self.with(|world, ring| {
             loop {
                 let cqe = world.rings[ring].cq.pop_front()?;
@@ -285,7 +269,11 @@ impl Driver for SimDriver {
     }
 
     fn multishot(&self) -> Multishot {
-        if self.knows_peer { Multishot::WithPeer } else { Multishot::WithoutPeer }
+        match (self.shape.multishot_accept, self.knows_peer()) {
+            (false, _) => Multishot::Absent,
+            (true, false) => Multishot::WithoutPeer,
+            (true, true) => Multishot::WithPeer,
+        }
     }
 
     fn accept(&mut self, id: ListenerId, mode: AcceptMode) {
@@ -298,7 +286,7 @@ impl Driver for SimDriver {
     fn cancel_accept(&mut self, id: ListenerId) {
         self.with(|world, ring| {
             let listener = Self::world_listener(world, ring, id);
-            world.rings[ring].sq.push(Sqe::CancelAccept(listener));
+            world.push(ring, Sqe::CancelAccept(listener));
         });
     }
 
@@ -308,9 +296,8 @@ impl Driver for SimDriver {
             let mut ops = world.rings[ring].ops.values();
             let armed = ops.any(|op| matches!(op.kind, Kind::Accept { id: of, .. } if of == id));
             contract!(!armed, "{id:?} is removed with an accept armed");
-            let this = &mut world.rings[ring];
-            this.listeners[usize::from(id.0)] = None;
-            this.sq.push(Sqe::Unlisten(listener));
+            world.rings[ring].listeners[usize::from(id.0)] = None;
+            world.push(ring, Sqe::Unlisten(listener));
         });
     }
 
@@ -324,23 +311,28 @@ impl Driver for SimDriver {
     fn discard(&mut self, socket: Socket) {
         self.with(|world, ring| {
             let sock = Self::loose(world, ring, &socket);
-            world.rings[ring].sq.push(Sqe::Discard(sock));
+            world.push(ring, Sqe::Discard(sock));
         });
     }
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
         self.with(|world, ring| {
-            let probability = world.faults().connect_error;
-            if world.rng.chance(probability) {
-                return Err(io::Error::from_raw_os_error(errno::EADDRNOTAVAIL));
+            let any = [Shortage::ProcessFiles, Shortage::SystemFiles, Shortage::Buffers, Shortage::Ports];
+            let probability = world.settings.faults.connect_error;
+            let shortage = world.strikes_short_of(Strike::ConnectError, Place::ring(ring), probability, &any);
+            if let Some(shortage) = shortage {
+                return Err(io::Error::from_raw_os_error(shortage.errno()));
             }
-            let from = match config.source {
-                Some(source) if source.port() != 0 => source,
-                Some(source) => SocketAddr::new(source.ip(), world.ephemeral(config.target).port()),
-                None => world.ephemeral(config.target),
-            };
+            let host = config.source.map(|source| source.ip()).or(world.rings[ring].shape.host);
+            let port = config.source.map(|source| source.port()).filter(|port| *port != 0);
+            let free = world.ephemeral(config.target);
+            let host = host.filter(|host| host.is_ipv4() == config.target.is_ipv4()).unwrap_or(free.ip());
+            let from = SocketAddr::new(host, port.unwrap_or(free.port()));
             let sock = world.open(from, config.target, Owner::Nobody);
             Self::occupy(world, ring, key, sock);
+            let full = world.rings[ring].is_table_full();
+            world.rings[ring].sockets += usize::from(!full);
+            Self::open(world, ring, key).0.no_entry = full;
             let op = world.start(ring, Kind::Connect { key, sock });
             let (slot, _) = Self::open(world, ring, key);
             slot.ops += 1;
@@ -364,7 +356,9 @@ impl Driver for SimDriver {
     fn cancel_recv(&mut self, key: Key) {
         self.with(|world, ring| {
             let op = Self::open(world, ring, key).0.recv;
-            world.rings[ring].sq.extend(op.map(Sqe::Cancel));
+            if let Some(op) = op {
+                world.push(ring, Sqe::Cancel(op));
+            }
         });
     }
 
@@ -384,7 +378,9 @@ impl Driver for SimDriver {
     fn cancel_send(&mut self, key: Key) {
         self.with(|world, ring| {
             let op = Self::open(world, ring, key).0.send;
-            world.rings[ring].sq.extend(op.map(Sqe::Cancel));
+            if let Some(op) = op {
+                world.push(ring, Sqe::Cancel(op));
+            }
         });
     }
 
@@ -392,12 +388,14 @@ impl Driver for SimDriver {
         self.with(|world, ring| {
             let (slot, sock) = Self::open(world, ring, key);
             contract!(slot.send.is_none(), "{key:?} is shut down with a send in flight");
-            world.rings[ring].sq.push(Sqe::Shutdown(sock));
+            world.push(ring, Sqe::Shutdown(sock));
         });
     }
 
     fn close(&mut self, key: Key, how: CloseHow) {
         self.with(|world, ring| {
+            // Before the slot is closing: a close that is not in the queue yet must not be carried out.
+            world.make_room(ring);
             let (slot, sock) = Self::open(world, ring, key);
             slot.phase = Phase::Closing(Some(sock), how);
             slot.ops += 1;
@@ -431,6 +429,7 @@ impl Driver for SimDriver {
     /// Virtual time passes here, up to `patience`, while other workers stand still.
     fn finish(mut self, patience: Duration) -> usize {
         let limit = self.world.borrow().now + patience;
+        self.with(|world, ring| world.release_buffers(ring, None));
         self.with(World::cancel_all);
         loop {
             while let Some(event) = self.take_event() {

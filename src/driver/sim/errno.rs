@@ -3,16 +3,20 @@
 
 #[cfg(unix)]
 pub(crate) use libc::{
-    EADDRNOTAVAIL, ECANCELED, ECONNREFUSED, ECONNRESET, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPIPE, ETIMEDOUT,
+    EADDRNOTAVAIL, ECANCELED, ECONNABORTED, ECONNREFUSED, ECONNRESET, EHOSTUNREACH, EMFILE, ENETUNREACH,
+    ENFILE, ENOBUFS, ENOMEM, EPIPE, ETIMEDOUT,
 };
 
 #[cfg(windows)]
 mod windows {
     pub(crate) const EADDRNOTAVAIL: i32 = 10049;
     pub(crate) const ECANCELED: i32 = 995;
+    pub(crate) const ECONNABORTED: i32 = 10053;
     pub(crate) const ECONNREFUSED: i32 = 10061;
     pub(crate) const ECONNRESET: i32 = 10054;
+    pub(crate) const EHOSTUNREACH: i32 = 10065;
     pub(crate) const EMFILE: i32 = 10024;
+    pub(crate) const ENETUNREACH: i32 = 10051;
     pub(crate) const ENFILE: i32 = 10024;
     pub(crate) const ENOBUFS: i32 = 10055;
     pub(crate) const ENOMEM: i32 = 8;

@@ -1,50 +1,98 @@
-//! What goes wrong, and how often.
+//! What goes wrong by chance, and how often.
 
 use std::time::Duration;
 
 /// Probabilities of what a kernel or a network may do to a program. All are 0 by default; what
 /// always happens (random latency, segment sizes, order of completions of different connections)
 /// is not a fault.
+///
+/// What each of them looks like on a real system, and whether a correct program notices it, is in
+/// the [table of faults](crate::sim#faults). The same faults can be called for one by one, at a chosen
+/// moment: [`Fault`](crate::sim::Fault).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
-    /// Per attempt: accepting fails with EMFILE, ENFILE, ENOBUFS or ENOMEM. The connection stays in
-    /// the listener's queue.
+    /// Per attempt to accept a connection that waits: it fails with EMFILE (ordinary descriptors
+    /// only), ENFILE, ENOBUFS or ENOMEM. The connection stays in the listener's queue.
     pub accept_error: f64,
-    /// Per outgoing connection: no socket can be made (EADDRNOTAVAIL).
+    /// Per attempt to accept a connection that waits: it is gone (ECONNABORTED), reset for its
+    /// client.
+    pub accept_aborted: f64,
+    /// Per outgoing connection: no socket can be made (EMFILE, ENFILE, ENOBUFS) or no local port is
+    /// left (EADDRNOTAVAIL).
     pub connect_error: f64,
-    /// Per send: it ends early, after a part of its bytes.
-    pub short_send: f64,
-    /// Per piece received and per connection accepted: a multishot operation ends with it, as when
-    /// the completion queue is full.
-    pub cq_overflow: f64,
+    /// Per outgoing connection: a router answers that there is no way (EHOSTUNREACH or ENETUNREACH).
+    pub unreachable: f64,
+    /// Per piece received: only a part of what is there is taken.
+    pub short_recv: f64,
+    /// Per attempt to receive: the kernel finds no buffer (ENOBUFS) although the pool has some.
+    pub no_buffer: f64,
     /// Per wake-up of a multishot receive: it ends without data or reason.
     pub recv_stop: f64,
-    /// Per send that ends and per operation that is cancelled: the completion is late, by up to
-    /// [`late_by`](Self::late_by).
+    /// Per piece received and per connection accepted: a multishot operation ends with it, as when
+    /// the completion queue is full. What it brought is valid.
+    pub cq_overflow: f64,
+    /// Per send: it ends early, after a part of its bytes.
+    pub short_send: f64,
+    /// Per completion of a connection or listener, and per cancel: it is late, by up to
+    /// [`late_by`](Self::late_by). Completions of one kind (say, the receives of one connection) keep
+    /// their order; those of different kinds overtake each other.
     pub late_completion: f64,
     /// How late a late completion may be. 10 ms by default.
     pub late_by: Duration,
-    /// Per operation that is cancelled: it ignores that, and ends only if what it waits for happens.
+    /// Per operation that is cancelled: if it can end by itself when the cancel arrives, it does; the
+    /// cancel lost the race.
+    pub lost_cancel: f64,
+    /// Per operation that is cancelled: it ignores that, and ends only if what it waits for happens
+    /// (or the faults [end](crate::sim::Sim::calm)).
     pub stuck_cancel: f64,
     /// Per segment: it is lost once, and arrives 200 ms later.
     pub segment_loss: f64,
+    /// Per segment: with it the connection stalls, both directions, for up to
+    /// [`stall_for`](Self::stall_for).
+    pub stall: f64,
+    /// How long a stall may last. 2 s by default.
+    pub stall_for: Duration,
     /// Per segment: something in between resets the connection, both sides.
     pub reset: f64,
+    /// Per segment: the end that it was for has given the connection up (ETIMEDOUT), as keepalive or
+    /// `TCP_USER_TIMEOUT` do. The other end learns of it by a reset.
+    pub timed_out: f64,
+    /// Per turn of a worker: its thread is not scheduled for up to [`pause_for`](Self::pause_for).
+    pub pause: f64,
+    /// How long a worker's thread may not be scheduled. 50 ms by default.
+    pub pause_for: Duration,
+    /// Per move of the clock: it leaps forward by up to [`clock_jump_by`](Self::clock_jump_by), so
+    /// that everything of that time is due at once. It never goes back.
+    pub clock_jump: f64,
+    /// How far the clock may leap. 1 s by default.
+    pub clock_jump_by: Duration,
 }
 
 impl Default for Faults {
     fn default() -> Self {
         Self {
             accept_error: 0.0,
+            accept_aborted: 0.0,
             connect_error: 0.0,
-            short_send: 0.0,
-            cq_overflow: 0.0,
+            unreachable: 0.0,
+            short_recv: 0.0,
+            no_buffer: 0.0,
             recv_stop: 0.0,
+            cq_overflow: 0.0,
+            short_send: 0.0,
             late_completion: 0.0,
             late_by: Duration::from_millis(10),
+            lost_cancel: 0.0,
             stuck_cancel: 0.0,
             segment_loss: 0.0,
+            stall: 0.0,
+            stall_for: Duration::from_secs(2),
             reset: 0.0,
+            timed_out: 0.0,
+            pause: 0.0,
+            pause_for: Duration::from_millis(50),
+            clock_jump: 0.0,
+            clock_jump_by: Duration::from_secs(1),
         }
     }
 }
@@ -56,17 +104,40 @@ impl Faults {
     }
 
     /// Everything that a correct program does not notice, each with this probability: failing
-    /// accepts, short sends, full completion queues, receives that end, late completions, lost
-    /// segments. No resets, no failing connects, no operation that ignores a cancel.
+    /// accepts, short receives and sends, missing buffers, full completion queues, receives that
+    /// end, completions that are late or change places, cancels that lose their race; lost segments
+    /// with a tenth of it. Nothing that ends a connection, and nothing that takes much time.
     pub fn benign(probability: f64) -> Self {
         Self {
             accept_error: probability,
-            short_send: probability,
-            cq_overflow: probability,
+            short_recv: probability,
+            no_buffer: probability,
             recv_stop: probability,
+            cq_overflow: probability,
+            short_send: probability,
             late_completion: probability,
+            lost_cancel: probability,
             segment_loss: probability / 10.0,
             ..Self::default()
+        }
+    }
+
+    /// What a program must live through although it notices: [`benign`](Self::benign), and with a
+    /// tenth of the probability resets, connections that time out, stall, cannot be made or are gone
+    /// before they are accepted, threads that are not scheduled; with a hundredth leaps of the
+    /// clock. No operation that ignores a cancel: a real kernel has none.
+    pub fn hostile(probability: f64) -> Self {
+        let tenth = probability / 10.0;
+        Self {
+            accept_aborted: tenth,
+            connect_error: tenth,
+            unreachable: tenth,
+            stall: tenth,
+            reset: tenth,
+            timed_out: tenth,
+            pause: tenth,
+            clock_jump: probability / 100.0,
+            ..Self::benign(probability)
         }
     }
 }

@@ -22,7 +22,10 @@
 //!   queue, accepted but not adopted, closed).
 //! * A *ring* ([`ring`]) is what a driver talks to: submissions that the kernel has not seen,
 //!   operations that it has, task work, completions. A wait submits everything, runs at most twenty
-//!   pieces of task work, and notes until when its thread would have slept.
+//!   pieces of task work, and notes until when its thread would have slept. Its [`Shape`] says what the
+//!   kernel can do and how long its queues are.
+//! * A *fault* strikes at a *chance* ([`script`]): because somebody called for it, or because the
+//!   generator says so ([`faults`]).
 //! * A *peer* ([`peer`]) is a foreign program that does what a test tells it.
 //!
 //! # Who owns the chain that is being sent
@@ -36,23 +39,38 @@
 //! Receive buffers are taken from the worker's pool when data is moved into them, so that a pool
 //! that is empty at that moment ends the receive, as it does in Linux.
 //!
+//! | file | what is in it |
+//! |---|---|
+//! | `world.rs` | clock, agenda, listeners |
+//! | `net.rs` | who reaches whom and how fast; repetition, giving up, stalls |
+//! | `tcp.rs` | handshake, data, FIN, RST |
+//! | `ring.rs` | submissions, task work, completions and their order |
+//! | `transfer.rs` | accepting, receiving and sending |
+//! | `cancel.rs` | cancelling, closing, buffers that are held |
+//! | `faults.rs`, `script.rs` | what goes wrong by chance, and on demand |
+//! | `peer.rs` | scripted peers |
+//! | `driver.rs` | the door to the worker |
+//!
 //! # What differs from Linux
 //!
 //! Acknowledgements cannot be seen, so nothing depends on them but credit. There is no congestion
 //! control, no keepalive, no `TCP_USER_TIMEOUT`, no linger time, no `TIME_WAIT`; socket options are
-//! ignored. A closing socket waits for ever for a peer that does not read. The submission queue is
-//! never full. Source addresses are not checked for being in use. A worker's turn takes no time
-//! here; [`crate::sim`] adds some.
+//! ignored. A repetition is only of what a partition, a stall or a full accept queue held back. A closing
+//! socket waits for ever for a peer that does not read. Source addresses are not checked for being in
+//! use. A worker's turn takes no time here; [`crate::sim`] adds some.
 //!
 //! What may not enter this room: threads, real time, hash maps (their order is not the seed's),
 //! `unsafe`.
 
+mod cancel;
 mod driver;
 mod errno;
 mod faults;
+mod net;
 mod peer;
 mod ring;
 mod rng;
+mod script;
 mod tcp;
 mod trace;
 mod transfer;
@@ -64,6 +82,9 @@ mod tests;
 pub(crate) use driver::{SimDriver, SimListener};
 pub use faults::Faults;
 pub(crate) use peer::{PeerPhase, PeerState};
+pub(crate) use ring::Shape;
 pub(crate) use rng::Rng;
+pub use script::{Fault, Shortage, When};
+pub(crate) use script::{Place, Strike};
 pub(crate) use trace::Actor;
 pub(crate) use world::{Settings, Shared, World};

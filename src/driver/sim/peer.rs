@@ -28,7 +28,7 @@ pub(crate) enum PeerPhase {
 
 #[derive(Debug)]
 pub(crate) struct PeerState {
-    sock: Sock,
+    pub(crate) sock: Sock,
     pub(crate) addr: SocketAddr,
     pub(crate) phase: PeerPhase,
     /// Told to send, not yet with the kernel.
@@ -74,9 +74,14 @@ impl World {
         id
     }
 
-    /// A foreign client connects to `to`.
-    pub(crate) fn peer_connect(&mut self, to: SocketAddr) -> u64 {
-        let from = self.ephemeral(to);
+    /// A foreign client connects to `to`, from `from` (port 0: any port) or from anywhere.
+    pub(crate) fn peer_connect(&mut self, from: Option<SocketAddr>, to: SocketAddr) -> u64 {
+        let free = self.ephemeral(to);
+        let from = match from {
+            Some(from) if from.port() != 0 => from,
+            Some(from) => SocketAddr::new(from.ip(), free.port()),
+            None => free,
+        };
         let sock = self.open(from, to, Owner::Nobody);
         let id = self.add_peer(sock, from, PeerPhase::Connecting);
         self.note(Actor::Peer(id), "connects to port", to.port().into(), 0);

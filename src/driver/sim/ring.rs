@@ -10,15 +10,17 @@
 //! later (an agenda entry, a cancel) finds nothing.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::event::{AcceptMode, CloseHow, Key, ListenerId, Socket};
 use super::errno;
+use super::script::{Place, Strike};
 use super::tcp::{Io, Sock};
 use super::world::{Action, World};
-use crate::buffer::{Buf, Chain, Memory};
+use crate::buffer::{Buf, BufMut, Chain, Memory};
+use crate::config::{Descriptors, WorkerConfig};
 use crate::metrics::Counters;
 use crate::time::Time;
 
@@ -50,8 +52,88 @@ pub(crate) enum Kind {
 pub(crate) struct Op {
     pub(crate) kind: Kind,
     /// Its turn in `work` is noted.
-    queued: bool,
-    cancelling: bool,
+    pub(crate) queued: bool,
+    pub(crate) cancelling: bool,
+    /// It ignores its cancel.
+    pub(crate) stuck: bool,
+    /// A polled receive has found its socket readable.
+    pub(crate) polled: bool,
+}
+
+/// How a ring receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiving {
+    /// One operation for all data.
+    Multishot,
+    /// One operation for each piece; the kernel picks the buffer.
+    Once,
+    /// One operation for all data, but the driver takes the buffers, and only when there is
+    /// something to receive: readiness kernels and Windows.
+    Ready,
+    /// One operation for each piece: a poll first, then a receive into a buffer of the driver's.
+    Polled,
+}
+
+/// What a ring can do and how much it holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) sq_entries: usize,
+    pub(crate) cq_entries: usize,
+    pub(crate) multishot_accept: bool,
+    pub(crate) receiving: Receiving,
+    /// Entries of the descriptor table; `None` when sockets are ordinary descriptors.
+    pub(crate) table: Option<usize>,
+    /// Where its outgoing connections come from; `None`: from anywhere.
+    pub(crate) host: Option<IpAddr>,
+    pub(crate) max_connections: u64,
+}
+
+/// Entries of a descriptor table beyond one for each connection, as the io_uring driver has them.
+const TABLE_RESERVE: usize = 64;
+
+impl Shape {
+    pub(crate) fn new(config: &WorkerConfig, host: Option<IpAddr>) -> Self {
+        let receiving = match (config.uring.provided_buffers, config.uring.multishot_recv) {
+            (true, true) => Receiving::Multishot,
+            (true, false) => Receiving::Once,
+            (false, true) => Receiving::Ready,
+            (false, false) => Receiving::Polled,
+        };
+        let direct = config.descriptors == Descriptors::Direct;
+        Self {
+            sq_entries: config.sq_entries as usize,
+            cq_entries: config.cq_entries as usize,
+            multishot_accept: config.uring.multishot_accept,
+            receiving,
+            table: direct.then_some(config.max_connections as usize + TABLE_RESERVE),
+            host,
+            max_connections: config.max_connections.into(),
+        }
+    }
+}
+
+/// Completions that keep their order: those of one kind of one connection or listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Lane {
+    kind: u8,
+    slot: u32,
+    generation: u32,
+}
+
+/// The completions of a lane that are held back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    count: u32,
+    /// When the last of them becomes visible.
+    last: Time,
+}
+
+/// Buffers that are kept from a worker for a time.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) id: u64,
+    pub(crate) recv: Vec<Buf>,
+    pub(crate) send: Vec<BufMut>,
 }
 
 /// Why a receive ended, in a completion.
@@ -76,6 +158,20 @@ pub(crate) enum Cqe {
     Woken,
 }
 
+impl Cqe {
+    fn lane(&self) -> Option<Lane> {
+        let of = |kind, key: &Key| Lane { kind, slot: key.slot, generation: key.generation };
+        let accept = |id: &ListenerId| Lane { kind: 0, slot: id.0.into(), generation: 0 };
+        match self {
+            Self::Accepted { id, .. } | Self::AcceptFailed { id, .. } => Some(accept(id)),
+            Self::Data { key, .. } | Self::RecvEnded { key, .. } => Some(of(1, key)),
+            Self::Sent { key, .. } => Some(of(2, key)),
+            Self::Connected { key, .. } => Some(of(3, key)),
+            Self::Closed { .. } | Self::Woken => None,
+        }
+    }
+}
+
 /// A connection as its driver knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slot {
@@ -86,6 +182,8 @@ pub(crate) struct Slot {
     pub(crate) recv: Option<u64>,
     pub(crate) send: Option<u64>,
     pub(crate) connect: Option<u64>,
+    /// Its socket found no entry in the descriptor table.
+    pub(crate) no_entry: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,9 +198,11 @@ pub(crate) enum Phase {
 pub(crate) struct Ring {
     pub(crate) memory: Memory,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) cq_entries: usize,
+    pub(crate) shape: Shape,
     pub(crate) sq: Vec<Sqe>,
     pub(crate) cq: VecDeque<Cqe>,
+    /// Completions that are held back, by lane.
+    pub(crate) held: BTreeMap<Lane, Held>,
     /// Operations that go on at the next wait.
     pub(crate) work: VecDeque<u64>,
     pub(crate) ops: BTreeMap<u64, Op>,
@@ -119,9 +219,71 @@ pub(crate) struct Ring {
     pub(crate) woken: Arc<AtomicBool>,
     /// Operations whose last completion the driver has not taken.
     pub(crate) in_flight: usize,
+    /// Sockets that have an entry in the descriptor table.
+    pub(crate) sockets: usize,
+    pub(crate) holds: Vec<Hold>,
+    /// Its driver has ended.
+    pub(crate) gone: bool,
 }
 
 impl Ring {
+    pub(crate) fn new(memory: Memory, counters: Arc<Counters>, shape: Shape) -> Self {
+        Self {
+            memory,
+            counters,
+            shape,
+            sq: Vec::new(),
+            cq: VecDeque::new(),
+            held: BTreeMap::new(),
+            work: VecDeque::new(),
+            ops: BTreeMap::new(),
+            slots: Vec::new(),
+            listeners: Vec::new(),
+            loose: BTreeMap::new(),
+            next_socket: 0,
+            wait_until: None,
+            asleep: false,
+            woken: Arc::default(),
+            in_flight: 0,
+            sockets: 0,
+            holds: Vec::new(),
+            gone: false,
+        }
+    }
+
+    /// Whether the descriptor table has no entry for another socket.
+    pub(crate) fn is_table_full(&self) -> bool {
+        self.shape.table.is_some_and(|entries| self.sockets >= entries)
+    }
+
+    /// Buffers that a fault keeps from the worker.
+    pub(crate) fn buffers_held(&self) -> usize {
+        self.holds.iter().map(|hold| hold.recv.len() + hold.send.len()).sum()
+    }
+
+    /// What is not as it must be at any time. Cheap: it is asked after every step.
+    pub(crate) fn violation(&self) -> Option<&'static str> {
+        let counters = &self.counters;
+        if self.gone {
+            None
+        } else if counters.stale.get() > 0 {
+            Some("a completion reached a connection of another generation")
+        } else if !self.memory.pool.is_balanced() {
+            Some("a buffer is in two hands, or in none")
+        } else if counters.connections.get() > self.shape.max_connections {
+            Some("there are more connections than its table holds")
+        } else if self.ops.len() > self.in_flight {
+            Some("an operation is not counted")
+        } else {
+            None
+        }
+    }
+
+    /// Accept operations that are armed.
+    pub(crate) fn accepts(&self) -> usize {
+        self.ops.values().filter(|op| matches!(op.kind, Kind::Accept { .. })).count()
+    }
+
     /// Whether the thread that waits on this ring has something to do at `now`.
     pub(crate) fn is_due(&self, now: Time) -> bool {
         !self.asleep
@@ -141,23 +303,43 @@ impl Ring {
 impl World {
     /// Notes a started operation; its number.
     pub(crate) fn start(&mut self, ring: usize, kind: Kind) -> u64 {
+        self.make_room(ring);
         let op = self.fresh();
         let ring = &mut self.rings[ring];
-        ring.ops.insert(op, Op { kind, queued: false, cancelling: false });
+        ring.ops.insert(op, Op { kind, queued: false, cancelling: false, stuck: false, polled: false });
         ring.sq.push(Sqe::Start(op));
         ring.in_flight += 1;
         op
     }
 
-    /// One `io_uring_enter`: takes the submissions, runs task work, says whether it found anything.
-    pub(crate) fn enter(&mut self, ring: usize, until: Option<Time>) {
+    /// Notes a submission that is not an operation of its own.
+    pub(crate) fn push(&mut self, ring: usize, sqe: Sqe) {
+        self.make_room(ring);
+        self.rings[ring].sq.push(sqe);
+    }
+
+    /// Gives a full submission queue to the kernel, which takes it without doing more.
+    pub(crate) fn make_room(&mut self, ring: usize) {
+        let this = &self.rings[ring];
+        if this.sq.len() >= this.shape.sq_entries {
+            this.counters.sq_full.add(1);
+            self.submit(ring);
+        }
+    }
+
+    fn submit(&mut self, ring: usize) {
         let submissions = std::mem::take(&mut self.rings[ring].sq);
-        let counters = self.rings[ring].counters.clone();
+        let counters = &self.rings[ring].counters;
         counters.enters.add(1);
         counters.sqes.add(submissions.len() as u64);
         for sqe in submissions {
             self.issue(ring, sqe);
         }
+    }
+
+    /// One `io_uring_enter`: takes the submissions, runs task work, says whether it found anything.
+    pub(crate) fn enter(&mut self, ring: usize, until: Option<Time>) {
+        self.submit(ring);
         // What is put back while this runs has to wait for the next time: that is what keeps one
         // busy connection from hiding the others.
         let mut left = self.rings[ring].work.len().min(WORK_PER_WAIT);
@@ -195,7 +377,10 @@ impl World {
             }
             Sqe::Shutdown(sock) => self.shutdown(sock),
             Sqe::Close(key) => self.begin_close(ring, key),
-            Sqe::Discard(sock) => self.close_sock(sock, false),
+            Sqe::Discard(sock) => {
+                self.rings[ring].sockets -= 1;
+                self.close_sock(sock, false);
+            }
             Sqe::Unlisten(listener) => self.leave_listener(listener),
         }
     }
@@ -224,10 +409,7 @@ impl World {
                     self.run(ring, id);
                 }
             }
-            Kind::Connect { sock, .. } => {
-                self.set_writer(sock, Some((ring, id)));
-                self.send_syn(sock);
-            }
+            Kind::Connect { key, sock } => self.begin_connect(ring, id, key, sock),
         }
     }
 
@@ -242,7 +424,20 @@ impl World {
         }
     }
 
-    fn run(&mut self, ring: usize, id: u64) {
+    fn begin_connect(&mut self, ring: usize, id: u64, key: Key, sock: Sock) {
+        if self.rings[ring].slots.get(key.slot as usize).is_some_and(|slot| slot.no_entry) {
+            return self.connected(ring, id, key, Err(errno::ENFILE));
+        }
+        let place = Place::conn(ring, sock.conn);
+        if self.strikes(Strike::Unreachable, place, self.settings.faults.unreachable) {
+            let error = if self.rng.one_in(2) { errno::EHOSTUNREACH } else { errno::ENETUNREACH };
+            return self.connected(ring, id, key, Err(error));
+        }
+        self.set_writer(sock, Some((ring, id)));
+        self.send_syn(sock);
+    }
+
+    pub(crate) fn run(&mut self, ring: usize, id: u64) {
         let Some(op) = self.rings[ring].ops.get(&id) else { return };
         match op.kind {
             Kind::Accept { listener, id: lid, mode } => {
@@ -258,7 +453,7 @@ impl World {
         }
     }
 
-    fn connected(&mut self, ring: usize, id: u64, key: Key, result: Result<(), i32>) {
+    pub(crate) fn connected(&mut self, ring: usize, id: u64, key: Key, result: Result<(), i32>) {
         self.end_op(ring, id, Cqe::Connected { key, result });
     }
 
@@ -266,23 +461,20 @@ impl World {
 
     /// The kernel lets go of an operation and reports its last completion.
     pub(crate) fn end_op(&mut self, ring: usize, id: u64, cqe: Cqe) {
+        let conn = self.conn_of(ring, id);
         self.drop_op(ring, id);
-        self.post(ring, cqe);
+        self.post_of(ring, conn, cqe);
     }
 
-    /// As [`end_op`](Self::end_op), but the completion may be seen later than it happened.
-    pub(crate) fn end_op_late(&mut self, ring: usize, id: u64, cqe: Cqe) {
-        let faults = self.faults();
-        if self.rng.chance(faults.late_completion) {
-            self.drop_op(ring, id);
-            let delay = self.rng.between(0, faults.late_by.as_nanos() as u64);
-            self.schedule_in(delay, Action::Post { ring, cqe });
-        } else {
-            self.end_op(ring, id, cqe);
+    /// The connection that an operation is for.
+    pub(crate) fn conn_of(&self, ring: usize, id: u64) -> Option<u64> {
+        match self.rings[ring].ops.get(&id)?.kind {
+            Kind::Recv { sock, .. } | Kind::Send { sock, .. } | Kind::Connect { sock, .. } => Some(sock.conn),
+            Kind::Accept { .. } => None,
         }
     }
 
-    fn drop_op(&mut self, ring: usize, id: u64) {
+    pub(crate) fn drop_op(&mut self, ring: usize, id: u64) {
         let Some(op) = self.rings[ring].ops.remove(&id) else { return };
         match op.kind {
             Kind::Accept { listener: index, .. } => {
@@ -313,94 +505,49 @@ impl World {
         self.rings[ring].cq.push_back(cqe);
     }
 
-    // ---- cancel and close
-
-    /// Asks for the end of an operation. It obeys at once or a little later, and may well complete
-    /// before that.
-    fn cancel(&mut self, ring: usize, id: u64) {
-        match self.rings[ring].ops.get_mut(&id) {
-            Some(op) if !op.cancelling => op.cancelling = true,
-            _ => return,
+    /// Reports a completion of a connection's or a listener's operation: at once, unless it is late,
+    /// or one of its lane is.
+    pub(crate) fn post_of(&mut self, ring: usize, conn: Option<u64>, cqe: Cqe) {
+        let Some(lane) = cqe.lane() else { return self.post(ring, cqe) };
+        let place = Place { ring: Some(ring), conn };
+        let (late, by) = (self.settings.faults.late_completion, self.settings.faults.late_by);
+        let delay = self.strikes_for(Strike::LateCompletion, place, late, by);
+        let now = self.now;
+        let before = self.rings[ring].held.get(&lane).map(|held| held.last);
+        if delay.is_none() && before.is_none() {
+            return self.post(ring, cqe);
         }
-        let faults = self.faults();
-        if self.rng.chance(faults.stuck_cancel) {
-            return;
-        }
-        let delay = if self.rng.chance(faults.late_completion) {
-            self.rng.between(0, faults.late_by.as_nanos() as u64)
-        } else if self.rng.one_in(2) {
-            self.rng.between(0, 50_000)
-        } else {
-            self.cancelled(ring, id);
-            return;
-        };
-        self.schedule_in(delay, Action::Cancelled { ring, op: id });
+        let at = (now + delay.unwrap_or_default()).max(before.unwrap_or_default());
+        let held = self.rings[ring].held.entry(lane).or_insert(Held { count: 0, last: at });
+        held.count += 1;
+        held.last = at;
+        self.schedule(at, Action::Post { ring, lane, cqe });
     }
 
-    pub(crate) fn cancelled(&mut self, ring: usize, id: u64) {
-        let Some(op) = self.rings[ring].ops.get_mut(&id) else { return };
-        if let Kind::Recv { key, sock } = op.kind {
-            // The cancel may lose the race against data that is there.
-            if self.is_readable(sock) && self.rng.one_in(4) {
-                self.run_recv(ring, id, key, sock);
-            }
-            if self.rings[ring].ops.contains_key(&id) {
-                self.end_op(ring, id, Cqe::RecvEnded { key, end: End::Stopped });
-            }
-            return;
-        }
-        let cqe = match &mut op.kind {
-            Kind::Accept { id, mode, .. } => {
-                Cqe::AcceptFailed { id: *id, mode: *mode, error: errno::ECANCELED }
-            }
-            Kind::Send { key, chain, taken, .. } => {
-                let result = if *taken == 0 { Err(errno::ECANCELED) } else { Ok(*taken) };
-                Cqe::Sent { key: *key, chain: chain.take(), result }
-            }
-            Kind::Recv { key, .. } => Cqe::RecvEnded { key: *key, end: End::Stopped },
-            Kind::Connect { key, .. } => Cqe::Connected { key: *key, result: Err(errno::ECANCELED) },
-        };
-        self.end_op(ring, id, cqe);
-    }
-
-    fn begin_close(&mut self, ring: usize, key: Key) {
-        let Some(slot) = self.rings[ring].slot_mut(key) else { return };
-        let ops = [slot.recv, slot.send, slot.connect];
-        self.post(ring, Cqe::Closed { key });
-        for op in ops.into_iter().flatten() {
-            self.cancel(ring, op);
-        }
-        self.release_if_idle(ring, key);
-    }
-
-    /// Closes the socket of a connection that is being closed when no operation holds it any more.
-    fn release_if_idle(&mut self, ring: usize, key: Key) {
+    /// A completion that was held back becomes visible.
+    pub(crate) fn post_late(&mut self, ring: usize, lane: Lane, cqe: Cqe) {
         let this = &mut self.rings[ring];
-        let Some(slot) = this.slots.get(key.slot as usize).copied() else { return };
-        let Phase::Closing(Some(sock), how) = slot.phase else { return };
-        // A close that waits to be submitted has not happened.
-        let pending = this.sq.iter().any(|sqe| matches!(sqe, Sqe::Close(k) if *k == key));
-        let mut ops = [slot.recv, slot.send, slot.connect].into_iter().flatten();
-        if pending || ops.any(|op| this.ops.contains_key(&op)) {
-            return;
+        if let Some(held) = this.held.get_mut(&lane) {
+            held.count -= 1;
+            if held.count == 0 {
+                this.held.remove(&lane);
+            }
         }
-        this.slots[key.slot as usize].phase = Phase::Closing(None, how);
-        self.close_sock(sock, how == CloseHow::Reset);
+        match cqe {
+            Cqe::Sent { chain, .. } if this.gone => this.memory.chunks.clear(chain),
+            _ if this.gone => {}
+            cqe => self.post(ring, cqe),
+        }
     }
 
-    /// Asks for the end of everything that is in flight.
-    pub(crate) fn cancel_all(&mut self, ring: usize) {
-        self.enter(ring, None);
-        let ops: Vec<u64> = self.rings[ring].ops.keys().copied().collect();
-        for op in ops {
-            self.cancel(ring, op);
-        }
-    }
+    // ---- the end
 
     /// Closes every socket of a ring whose driver is gone. Operations that are left keep their
     /// memory, as in a kernel that has not finished with them, but find no socket any more.
     pub(crate) fn tear_down(&mut self, ring: usize) {
+        self.release_buffers(ring, None);
         let this = &mut self.rings[ring];
+        this.gone = true;
         this.sq.clear();
         let mut socks: Vec<Sock> = std::mem::take(&mut this.loose).into_values().collect();
         for slot in std::mem::take(&mut this.slots) {

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::errno;
-use super::trace::Actor;
+use super::script::{Place, Strike};
 use super::world::{Action, World};
 use crate::time::Time;
 
@@ -29,12 +29,8 @@ pub(crate) struct Sock {
 }
 
 impl Sock {
-    fn other(self) -> Sock {
+    pub(crate) fn other(self) -> Sock {
         Sock { conn: self.conn, side: 1 - self.side }
-    }
-
-    fn name(self) -> u64 {
-        self.conn * 2 + self.side as u64
     }
 }
 
@@ -50,7 +46,7 @@ pub(crate) enum Owner {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(crate) enum State {
     /// The handshake goes on.
     Connecting,
     Open,
@@ -62,7 +58,7 @@ enum State {
 pub(crate) struct End {
     pub(crate) addr: SocketAddr,
     pub(crate) owner: Owner,
-    state: State,
+    pub(crate) state: State,
     /// The error that the next operation will be told.
     error: Option<i32>,
     /// The operations (ring and number) that wait on this end.
@@ -73,7 +69,7 @@ pub(crate) struct End {
 }
 
 #[derive(Debug)]
-enum Packet {
+pub(crate) enum Packet {
     SynAck,
     Ack,
     Data(Vec<u8>),
@@ -83,16 +79,21 @@ enum Packet {
 
 /// One direction.
 #[derive(Debug, Default)]
-struct Pipe {
+pub(crate) struct Pipe {
     unsent: VecDeque<u8>,
     /// FIN follows what is unsent.
     fin: bool,
     fin_sent: bool,
     /// Bytes that the receiver has room for.
     credit: usize,
-    wire: VecDeque<Packet>,
+    pub(crate) wire: VecDeque<Packet>,
     /// When the last packet on the wire arrives; none overtakes it.
     last: Time,
+    /// Since when the first packet on the wire does not get through, when it is repeated, and how long
+    /// after the one before.
+    pub(crate) blocked_since: Option<Time>,
+    pub(crate) retry_at: Time,
+    pub(crate) rto: Duration,
     arrived: VecDeque<u8>,
     fin_arrived: bool,
 }
@@ -101,9 +102,13 @@ struct Pipe {
 pub(crate) struct Conn {
     pub(crate) ends: [End; 2],
     /// Indexed by the side that sends.
-    pipes: [Pipe; 2],
+    pub(crate) pipes: [Pipe; 2],
     /// The listener that the handshake is with.
-    listener: Option<u32>,
+    pub(crate) listener: Option<u32>,
+    /// Until then nothing passes.
+    pub(crate) stalled_until: Time,
+    /// Bytes that have arrived at either end.
+    pub(crate) arrived: u64,
 }
 
 /// What an operation finds.
@@ -119,7 +124,7 @@ pub(crate) enum Io {
 /// How long Linux waits before it repeats an unanswered SYN: 1 s, then twice as long each time.
 const SYN_RETRIES: u32 = 6;
 /// The usual least time until a lost segment is sent again.
-const RETRANSMIT: Duration = Duration::from_millis(200);
+pub(crate) const RETRANSMIT: Duration = Duration::from_millis(200);
 
 impl World {
     /// A socket that wants to connect; [`send_syn`](Self::send_syn) begins it.
@@ -138,24 +143,18 @@ impl World {
             ends: [end(from, owner), End { closed: true, ..end(to, Owner::Nobody) }],
             pipes: [pipe(), pipe()],
             listener: None,
+            stalled_until: Time::ZERO,
+            arrived: 0,
         };
         let id = self.fresh();
         self.conns.insert(id, conn);
         Sock { conn: id, side: 0 }
     }
 
-    fn latency(&mut self) -> Duration {
-        let (least, most) = self.settings.latency;
-        let nanos = self.rng.between(least.as_nanos() as u64, most.as_nanos() as u64);
-        // One packet in sixteen met a queue somewhere.
-        let nanos = if self.rng.one_in(16) { nanos * 3 } else { nanos };
-        Duration::from_nanos(nanos)
-    }
-
     // ---- handshake
 
     pub(crate) fn send_syn(&mut self, sock: Sock) {
-        let at = self.now + self.latency();
+        let at = self.now + self.latency(sock.conn);
         self.schedule(at, Action::Syn { conn: sock.conn, attempt: 0 });
     }
 
@@ -167,7 +166,7 @@ impl World {
         }
         let (client, server) = (Sock { conn: id, side: 0 }, Sock { conn: id, side: 1 });
         let listener = self.listener_for(conn.ends[1].addr, id);
-        let lost = self.is_cut(id) || listener.is_some_and(|listener| !self.has_room(listener));
+        let lost = self.is_cut(id, 0) || listener.is_some_and(|listener| !self.has_room(listener));
         if lost {
             if attempt == SYN_RETRIES {
                 self.die(client, errno::ETIMEDOUT);
@@ -181,9 +180,6 @@ impl World {
             self.transmit(server, Packet::Rst);
             return;
         };
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.half_open += 1;
-        }
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.listener = Some(listener);
             conn.ends[1].closed = false;
@@ -205,7 +201,6 @@ impl World {
             return;
         };
         if let Some(listener) = self.listeners.get_mut(&id) {
-            listener.half_open -= 1;
             listener.queue.push_back(server);
         }
         self.wake_acceptors(id);
@@ -213,9 +208,11 @@ impl World {
 
     // ---- the wire
 
-    fn transmit(&mut self, from: Sock, packet: Packet) {
-        let mut delay = self.latency();
-        if matches!(packet, Packet::Data(_)) && self.rng.chance(self.faults().segment_loss) {
+    pub(crate) fn transmit(&mut self, from: Sock, packet: Packet) {
+        let mut delay = self.latency(from.conn);
+        let loss = self.settings.faults.segment_loss;
+        let data = matches!(packet, Packet::Data(_));
+        if data && self.strikes(Strike::SegmentLoss, Place::wire(from.conn), loss) {
             delay += RETRANSMIT;
         }
         let at = self.now + delay;
@@ -264,7 +261,7 @@ impl World {
     }
 
     pub(crate) fn credit(&mut self, from: Sock, bytes: usize) {
-        if self.is_cut(from.conn) {
+        if self.is_cut(from.conn, from.other().side) {
             self.schedule(self.now + RETRANSMIT, Action::Credit { from, bytes });
             return;
         }
@@ -276,13 +273,23 @@ impl World {
 
     pub(crate) fn deliver(&mut self, to: Sock) {
         let from = to.other();
-        let cut = self.is_cut(to.conn);
+        let mut cut = self.is_cut(to.conn, from.side);
+        let Some(conn) = self.conns.get(&to.conn) else { return };
+        match conn.pipes[from.side].wire.front() {
+            None => return,
+            Some(Packet::Rst) => {}
+            Some(Packet::Ack) => cut |= self.is_turned_away(to),
+            Some(Packet::Data(_)) => cut = cut || self.segment_meets_fault(to),
+            Some(_) => {}
+        }
         let Some(conn) = self.conns.get_mut(&to.conn) else { return };
-        if cut && !matches!(conn.pipes[from.side].wire.front(), Some(Packet::Rst)) {
-            // Repeated until it gets through. The agenda's entries of one pipe all move by the
-            // same time, and each delivers whatever is first, so the order stays.
-            self.schedule(self.now + RETRANSMIT, Action::Deliver { to });
+        let pipe = &mut conn.pipes[from.side];
+        if cut && !matches!(pipe.wire.front(), Some(Packet::Rst)) {
+            self.hold_back(to);
             return;
+        }
+        if pipe.blocked_since.take().is_some() {
+            (pipe.retry_at, pipe.rto) = (Time::ZERO, Duration::ZERO);
         }
         let Some(packet) = conn.pipes[from.side].wire.pop_front() else { return };
         match packet {
@@ -327,12 +334,8 @@ impl World {
             self.abort(to);
             return;
         }
+        conn.arrived += bytes.len() as u64;
         conn.pipes[to.other().side].arrived.extend(&bytes);
-        if self.rng.chance(self.faults().reset) {
-            self.note(Actor::Net, "reset from the middle", to.name(), 0);
-            self.transmit(to, Packet::Rst);
-            self.transmit(to.other(), Packet::Rst);
-        }
         self.wake_reader(to);
     }
 
@@ -345,21 +348,24 @@ impl World {
             _ if conn.pipes[to.other().side].fin_arrived => errno::EPIPE,
             _ => errno::ECONNRESET,
         };
-        if to.side == 1
-            && conn.ends[1].state == State::Connecting
-            && let Some(listener) = conn.listener.take()
-        {
+        if to.side == 1 && conn.ends[1].state == State::Connecting {
             // The client gave up in the middle of the handshake; nobody will accept this.
-            conn.ends[1].closed = true;
-            if let Some(listener) = self.listeners.get_mut(&listener) {
-                listener.half_open -= 1;
-            }
+            self.forget_half_open(to);
         }
         self.die(to, error);
     }
 
+    /// A server's end that nobody will accept.
+    pub(crate) fn forget_half_open(&mut self, server: Sock) {
+        let Some(conn) = self.conns.get_mut(&server.conn) else { return };
+        let end = &mut conn.ends[server.side];
+        end.closed = true;
+        end.state = State::Dead;
+        conn.listener = None;
+    }
+
     /// The end is over, with an error for its next operation.
-    fn die(&mut self, sock: Sock, error: i32) {
+    pub(crate) fn die(&mut self, sock: Sock, error: i32) {
         let Some(conn) = self.conns.get_mut(&sock.conn) else { return };
         let end = &mut conn.ends[sock.side];
         end.state = State::Dead;
@@ -441,7 +447,7 @@ impl World {
         let arrived = &mut conn.pipes[sock.other().side].arrived;
         let n = room.len().min(arrived.len());
         copy_front(arrived, &mut room[..n]);
-        let at = self.now + self.latency();
+        let at = self.now + self.latency(sock.conn);
         self.schedule(at, Action::Credit { from: sock.other(), bytes: n });
         n
     }
@@ -500,7 +506,7 @@ impl World {
     }
 
     /// Forgets a connection that nobody can notice any more.
-    fn forget(&mut self, id: u64) {
+    pub(crate) fn forget(&mut self, id: u64) {
         let Some(conn) = self.conns.get(&id) else { return };
         let over = |side: usize| {
             let (end, pipe) = (&conn.ends[side], &conn.pipes[side]);

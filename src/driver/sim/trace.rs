@@ -16,6 +16,8 @@ pub(crate) enum Actor {
     Worker(usize),
     /// A scripted peer.
     Peer(u64),
+    /// A worker's kernel; what is named is a connection of the network.
+    Ring(usize),
     /// The network, or the test itself.
     Net,
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Entry {
         write!(f, "{} ", self.at)?;
         match self.actor {
             Actor::Worker(index) => write!(f, "worker {index}")?,
+            Actor::Ring(index) => write!(f, "kernel {index}")?,
             Actor::Peer(id) => write!(f, "peer {id}")?,
             Actor::Net => f.write_str("net")?,
         }
@@ -61,6 +64,7 @@ impl Trace {
     pub(crate) fn note(&mut self, at: Time, actor: Actor, what: &'static str, which: u64, value: u64) {
         let who = match actor {
             Actor::Worker(index) => index as u64,
+            Actor::Ring(index) => (1 << 61) | index as u64,
             Actor::Peer(id) => (1 << 62) | id,
             Actor::Net => 1 << 63,
         };

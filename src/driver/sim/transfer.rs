@@ -3,7 +3,8 @@
 
 use super::super::event::{AcceptMode, Key, ListenerId, Socket};
 use super::errno;
-use super::ring::{Cqe, End, Kind};
+use super::ring::{Cqe, End, Kind, Receiving};
+use super::script::{Place, Shortage, Strike};
 use super::tcp::{Io, Sock};
 use super::trace::Actor;
 use super::world::{Action, World};
@@ -35,9 +36,7 @@ impl World {
             if !waits {
                 return;
             }
-            if self.rng.chance(self.faults().accept_error) {
-                let errors = [errno::EMFILE, errno::ENFILE, errno::ENOBUFS, errno::ENOMEM];
-                let error = errors[self.rng.below(4) as usize];
+            if let Some(error) = self.accept_fails(ring) {
                 self.end_op(ring, op, Cqe::AcceptFailed { id, mode, error });
                 return;
             }
@@ -46,9 +45,23 @@ impl World {
             else {
                 return;
             };
+            let aborted = self.settings.faults.accept_aborted;
+            let place = Place::conn(ring, sock.conn);
+            // A table without room is noticed only when the connection is accepted already.
+            let lost = if self.strikes(Strike::AcceptAborted, place, aborted) {
+                Some(errno::ECONNABORTED)
+            } else {
+                self.rings[ring].is_table_full().then_some(errno::ENFILE)
+            };
+            if let Some(error) = lost {
+                self.close_sock(sock, error == errno::ECONNABORTED);
+                self.end_op(ring, op, Cqe::AcceptFailed { id, mode, error });
+                return;
+            }
             let Some(peer) = self.peer_address(sock) else { continue };
-            let armed = mode == AcceptMode::Multishot && !self.cq_overflows(ring);
+            let armed = mode == AcceptMode::Multishot && !self.cq_overflows(ring, sock.conn);
             let this = &mut self.rings[ring];
+            this.sockets += 1;
             this.next_socket += 1;
             let number = this.next_socket;
             this.loose.insert(number, sock);
@@ -57,15 +70,28 @@ impl World {
                 self.end_op(ring, op, cqe);
                 return;
             }
-            self.post(ring, cqe);
+            self.post_of(ring, None, cqe);
         }
+    }
+
+    /// Why the system makes no socket for a connection that waits.
+    fn accept_fails(&mut self, ring: usize) -> Option<i32> {
+        // A socket of the ring's own table is not one of the process's descriptors.
+        let any: &[Shortage] = match self.rings[ring].shape.table {
+            None => &[Shortage::ProcessFiles, Shortage::SystemFiles, Shortage::Buffers, Shortage::Memory],
+            Some(_) => &[Shortage::SystemFiles, Shortage::Buffers, Shortage::Memory],
+        };
+        let probability = self.settings.faults.accept_error;
+        let shortage = self.strikes_short_of(Strike::AcceptError, Place::ring(ring), probability, any);
+        shortage.map(Shortage::errno)
     }
 
     /// Whether the completion queue has no room for one that is not the operation's last: really,
     /// or because a fault says so.
-    fn cq_overflows(&mut self, ring: usize) -> bool {
-        let full = self.rings[ring].cq.len() >= self.rings[ring].cq_entries;
-        let overflows = full || self.rng.chance(self.faults().cq_overflow);
+    fn cq_overflows(&mut self, ring: usize, conn: u64) -> bool {
+        let full = self.rings[ring].cq.len() >= self.rings[ring].shape.cq_entries;
+        let probability = self.settings.faults.cq_overflow;
+        let overflows = full || self.strikes(Strike::CqOverflow, Place::conn(ring, conn), probability);
         if overflows {
             self.rings[ring].counters.cq_overflows.add(1);
         }
@@ -73,6 +99,37 @@ impl World {
     }
 
     pub(crate) fn run_recv(&mut self, ring: usize, op: u64, key: Key, sock: Sock) {
+        match self.rings[ring].shape.receiving {
+            Receiving::Multishot => self.run_recv_multishot(ring, op, key, sock),
+            Receiving::Once => self.run_recv_once(ring, op, key, sock),
+            Receiving::Ready if !self.is_readable(sock) => {}
+            Receiving::Ready => self.run_recv_multishot(ring, op, key, sock),
+            Receiving::Polled => {
+                if !self.is_readable(sock) {
+                    return;
+                }
+                let Some(this) = self.rings[ring].ops.get_mut(&op) else { return };
+                if this.polled {
+                    self.run_recv_once(ring, op, key, sock);
+                } else {
+                    // The poll is over; the receive is submitted by the next wait.
+                    this.polled = true;
+                    self.wake_op(ring, op);
+                }
+            }
+        }
+    }
+
+    /// One piece, or the end.
+    fn run_recv_once(&mut self, ring: usize, op: u64, key: Key, sock: Sock) {
+        match self.recv_piece(ring, sock) {
+            Piece::Nothing => {}
+            Piece::End(end) => self.end_op(ring, op, Cqe::RecvEnded { key, end }),
+            Piece::Data(buf) => self.end_op(ring, op, Cqe::Data { key, buf, armed: false }),
+        }
+    }
+
+    fn run_recv_multishot(&mut self, ring: usize, op: u64, key: Key, sock: Sock) {
         for _ in 0..PIECES_PER_WAKE {
             match self.recv_piece(ring, sock) {
                 Piece::Nothing => return,
@@ -81,19 +138,22 @@ impl World {
                     return;
                 }
                 Piece::Data(buf) => {
-                    let armed = !self.cq_overflows(ring);
+                    // A driver that receives by itself keeps what it has until it is taken.
+                    let by_itself = self.rings[ring].shape.receiving == Receiving::Ready;
+                    let armed = by_itself || !self.cq_overflows(ring, sock.conn);
                     let cqe = Cqe::Data { key, buf, armed };
                     if !armed {
                         self.end_op(ring, op, cqe);
                         return;
                     }
-                    self.post(ring, cqe);
+                    self.post_of(ring, Some(sock.conn), cqe);
                 }
             }
             // The kernel tries again only where it knows of more, so that the last buffer's
             // departure is not reported as long as nobody needs another.
             if !self.is_readable(sock) {
-                if self.rng.chance(self.faults().recv_stop) {
+                let place = Place::conn(ring, sock.conn);
+                if self.strikes(Strike::RecvStop, place, self.settings.faults.recv_stop) {
                     self.end_op(ring, op, Cqe::RecvEnded { key, end: End::Stopped });
                 }
                 return;
@@ -104,9 +164,11 @@ impl World {
 
     fn recv_piece(&mut self, ring: usize, sock: Sock) -> Piece {
         let pool = self.rings[ring].memory.pool.clone();
+        let place = Place::conn(ring, sock.conn);
+        let (no_buffer, short) = (self.settings.faults.no_buffer, self.settings.faults.short_recv);
         // The buffer comes first: without one the kernel does not even look whether there is data,
         // an error or the end of the stream.
-        if pool.available() == 0 {
+        if pool.available() == 0 || self.strikes(Strike::NoBuffer, place, no_buffer) {
             return Piece::End(End::NoBuffer);
         }
         let waiting = match self.readable(sock) {
@@ -116,8 +178,12 @@ impl World {
             Io::Ready(bytes) => bytes,
         };
         let most = waiting.min(pool.buffer_size() as usize);
-        // As if the rest had come a moment later.
-        let take = if self.rng.one_in(8) { self.rng.between(1, most as u64) as usize } else { most };
+        let take = match self.strikes_down_to(Strike::ShortRecv, place, short, most as u64) {
+            Some(bytes) => bytes as usize,
+            // As if the rest had come a moment later.
+            None if self.rng.one_in(8) => self.rng.between(1, most as u64) as usize,
+            None => most,
+        };
         let buf = pool.lease_with(|room| self.read(sock, &mut room[..take]));
         buf.map_or(Piece::End(End::NoBuffer), Piece::Data)
     }
@@ -141,12 +207,18 @@ impl World {
                 return self.sent(ring, op, key, None);
             }
             let most = left.min(room);
-            let short = self.rng.chance(self.faults().short_send);
-            let in_parts = short || self.rng.one_in(8);
-            let size = if in_parts { self.rng.between(1, most) } else { most };
+            let place = Place::conn(ring, sock.conn);
+            let probability = self.settings.faults.short_send;
+            let short = self.strikes_down_to(Strike::ShortSend, place, probability, most);
+            let in_parts = short.is_none() && self.rng.one_in(8);
+            let size = match short {
+                Some(bytes) => bytes,
+                None if in_parts => self.rng.between(1, most),
+                None => most,
+            };
             let Some(bytes) = self.copy_out(ring, op, size) else { return };
             self.write(sock, &bytes);
-            if size < left && short {
+            if size < left && short.is_some() {
                 return self.sent(ring, op, key, None);
             }
             if size < left && in_parts {
@@ -184,7 +256,7 @@ impl World {
             _ => Ok(*taken),
         };
         let chain = chain.take();
-        self.end_op_late(ring, op, Cqe::Sent { key, chain, result });
+        self.end_op(ring, op, Cqe::Sent { key, chain, result });
     }
 
     fn peer_address(&self, sock: Sock) -> Option<std::net::SocketAddr> {

@@ -1,15 +1,17 @@
-//! The simulated machine room: clock, agenda, listeners, and the partitions of the network.
+//! The simulated machine room: clock, agenda, listeners.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::faults::Faults;
+use super::net::Net;
 use super::peer::PeerState;
-use super::ring::{Cqe, Ring};
+use super::ring::{Cqe, Lane, Ring};
 use super::rng::{Rng, mix};
+use super::script::{Fault, Script};
 use super::tcp::{Conn, Owner, Sock};
 use super::trace::{Actor, Trace};
 use crate::time::Time;
@@ -44,7 +46,15 @@ pub(crate) enum Action {
     /// A cancel takes effect.
     Cancelled { ring: usize, op: u64 },
     /// A completion that was held back becomes visible.
-    Post { ring: usize, cqe: Cqe },
+    Post { ring: usize, lane: Lane, cqe: Cqe },
+    /// A fault that was called for at this moment.
+    Strike { fault: Fault, ring: Option<usize>, conn: Option<u64> },
+    /// A partition between two hosts ends.
+    Heal { a: IpAddr, b: IpAddr },
+    /// Buffers that were held come back.
+    Release { ring: usize, hold: u64 },
+    /// The clock shall stop here.
+    Look,
 }
 
 /// A listening socket and its queue of established connections.
@@ -53,8 +63,6 @@ pub(crate) struct Listener {
     pub(crate) backlog: u32,
     /// Established, not accepted.
     pub(crate) queue: VecDeque<Sock>,
-    /// Answered, but the client's last packet of the handshake is on its way.
-    pub(crate) half_open: u32,
     /// Armed accept operations, in the order of arming: ring and operation.
     pub(crate) waiting: VecDeque<(usize, u64)>,
     /// Rings that accept from it; 0 for a scripted peer's.
@@ -64,7 +72,7 @@ pub(crate) struct Listener {
 impl Listener {
     /// Linux compares with `>`, so one connection more than the backlog fits.
     fn is_full(&self) -> bool {
-        self.queue.len() as u32 + self.half_open > self.backlog
+        self.queue.len() as u32 > self.backlog
     }
 }
 
@@ -80,9 +88,11 @@ pub(crate) struct World {
     pub(crate) listeners: BTreeMap<u32, Listener>,
     pub(crate) rings: Vec<Ring>,
     pub(crate) peers: BTreeMap<u64, PeerState>,
-    /// Addresses that the network does not reach.
-    cut: BTreeSet<SocketAddr>,
+    pub(crate) net: Net,
+    pub(crate) script: Script,
     next_port: u16,
+    /// By how much the clock leapt, all leaps together.
+    pub(crate) leapt: Duration,
 }
 
 impl World {
@@ -99,17 +109,15 @@ impl World {
             listeners: BTreeMap::new(),
             rings: Vec::new(),
             peers: BTreeMap::new(),
-            cut: BTreeSet::new(),
+            net: Net::default(),
+            script: Script::default(),
             next_port: 0,
+            leapt: Duration::ZERO,
         }
     }
 
     pub(crate) fn shared(settings: Settings) -> Shared {
         Rc::new(RefCell::new(Self::new(settings)))
-    }
-
-    pub(crate) fn faults(&self) -> Faults {
-        self.settings.faults
     }
 
     pub(crate) fn note(&mut self, actor: Actor, what: &'static str, which: u64, value: u64) {
@@ -169,27 +177,36 @@ impl World {
             Action::PeerRead { peer } => self.peer_read(peer),
             Action::Run { ring, op } => self.wake_op(ring, op),
             Action::Cancelled { ring, op } => self.cancelled(ring, op),
-            Action::Post { ring, cqe } => self.post(ring, cqe),
+            Action::Post { ring, lane, cqe } => self.post_late(ring, lane, cqe),
+            Action::Strike { fault, ring, conn } => self.strike_now(fault, ring, conn),
+            Action::Heal { a, b } => {
+                self.net.heal_between(a, b);
+                self.note(Actor::Net, "healed", 0, 0);
+            }
+            Action::Release { ring, hold } => self.release_buffers(ring, Some(hold)),
+            Action::Look => {}
         }
     }
 
-    // ---- partitions
-
-    pub(crate) fn set_reachable(&mut self, addr: SocketAddr, reachable: bool) {
-        let changed = if reachable { self.cut.remove(&addr) } else { self.cut.insert(addr) };
-        if changed {
-            let what = if reachable { "healed port" } else { "partitioned port" };
-            self.note(Actor::Net, what, addr.port().into(), 0);
+    /// Ends everything that goes wrong.
+    pub(crate) fn calm(&mut self) {
+        self.note(Actor::Net, "faults end", 0, 0);
+        self.settings.faults = Faults::none();
+        self.script.clear();
+        self.agenda.retain(|_, action| !matches!(action, Action::Strike { .. }));
+        self.net.heal_all();
+        for conn in self.conns.values_mut() {
+            conn.stalled_until = Time::ZERO;
         }
+        self.calm_rings();
     }
 
-    /// Whether the network carries packets of this connection.
-    pub(crate) fn is_cut(&self, conn: u64) -> bool {
-        if self.cut.is_empty() {
-            return false;
-        }
-        let Some(conn) = self.conns.get(&conn) else { return false };
-        conn.ends.iter().any(|end| self.cut.contains(&end.addr))
+    /// What is not as it must be at any time, whatever the handlers do.
+    pub(crate) fn violation(&self) -> Option<String> {
+        self.rings.iter().enumerate().find_map(|(index, ring)| {
+            let found = ring.violation()?;
+            Some(format!("worker {index}: {found}"))
+        })
     }
 
     // ---- listeners
@@ -200,14 +217,7 @@ impl World {
         let id = self.fresh() as u32;
         self.listeners.insert(
             id,
-            Listener {
-                addr,
-                backlog,
-                queue: VecDeque::new(),
-                half_open: 0,
-                waiting: VecDeque::new(),
-                users: 0,
-            },
+            Listener { addr, backlog, queue: VecDeque::new(), waiting: VecDeque::new(), users: 0 },
         );
         id
     }

@@ -17,8 +17,9 @@ pub(crate) use linux::{
 #[cfg(target_os = "linux")]
 pub use linux::{Signals, raise_nofile_limit};
 #[cfg(windows)]
-pub use windows::{Signals, raise_nofile_limit};
-#[cfg(windows)]
 pub(crate) use windows::{
-    accept_queue_limit, cpu_count, kernel_version, listener, memlock_limit_enforced, nofile_limit, pin_to_cpu,
+    RawAddress, accept_queue_limit, accept_socket, client, cpu_count, kernel_version, listener,
+    memlock_limit_enforced, nofile_limit, peer_address, pin_to_cpu, set_options, shutdown_write,
 };
+#[cfg(windows)]
+pub use windows::{Signals, raise_nofile_limit};

@@ -8,19 +8,19 @@ use std::io;
 
 use io_uring::cqueue;
 
-use crate::driver::{AcceptMode, Driver, Event, Key, ListenerId, RecvEnd, Socket, sys};
+use crate::buffer;
+use crate::driver::{AcceptMode, Event, Key, ListenerId, Socket, sys};
 
 use super::UringDriver;
 use super::listeners::once_of;
 use super::slots::Ops;
-use super::submit::SocketRef;
-use super::user_data::{Kind, decode, encode};
+use super::user_data::{Kind, decode};
 
 /// Completions copied out of the queue at a time.
 const BATCH: usize = 256;
 
 /// A completion's result as an error.
-fn error(result: i32) -> io::Error {
+pub(super) fn error(result: i32) -> io::Error {
     io::Error::from_raw_os_error(-result)
 }
 
@@ -54,8 +54,12 @@ impl UringDriver {
             self.counters.stale.add(1);
             return None;
         };
+        if result == -libc::EFAULT {
+            self.fault(kind, key);
+        }
         match kind {
             Kind::Recv => self.received(key, result, flags),
+            Kind::Poll => self.readable(key, result),
             Kind::Send => self.sent(key, result),
             Kind::AcceptMulti => self.accepted_multi(key, result, cqueue::more(flags)),
             Kind::AcceptOnce => self.accepted_once(key, result),
@@ -88,63 +92,17 @@ impl UringDriver {
         }
     }
 
-    #[inline]
-    fn received(&mut self, key: Key, result: i32, flags: u32) -> Option<Event> {
-        let more = cqueue::more(flags);
-        let pool = &self.memory.pool;
-        let buf = match cqueue::buffer_select(flags) {
-            Some(id) if result > 0 => {
-                let lease = pool.lease(id.into(), result as u32);
-                if lease.is_none() {
-                    // The kernel named a buffer that it was not lent: not to be believed.
-                    self.counters.stale.add(1);
-                }
-                lease
-            }
-            Some(id) => {
-                pool.take_back(id.into());
-                None
-            }
-            None => None,
-        };
-        if !more {
-            self.in_flight = self.in_flight.saturating_sub(1);
+    /// An operation was given memory that it must not access. Every pointer is this driver's own, so it
+    /// came too late or went too far; guard mode is there to make that visible.
+    #[cold]
+    fn fault(&self, kind: Kind, key: Key) {
+        self.counters.faults.add(1);
+        if self.memory.pool.is_guarded() {
+            buffer::guard::violated(format_args!(
+                "guard mode: the kernel was stopped from accessing memory that it no longer has ({kind:?} of \
+                 {key:?} ended with EFAULT)"
+            ));
         }
-        let Some(slot) = self.slots.get(key) else {
-            self.counters.stale.add(1);
-            return None;
-        };
-        let cancelled = slot.ops.has(Ops::RECV_CANCELLED);
-        if !more {
-            slot.ops.remove(Ops::RECV);
-            slot.ops.remove(Ops::RECV_CANCELLED);
-        }
-        if slot.closing {
-            drop(buf);
-            return if more { None } else { self.closed_if_done(key) };
-        }
-        if let Some(buf) = buf {
-            if more && slot.burst(cqueue::sock_nonempty(flags)) {
-                // Ends with an event of its own, after which the worker arms it again.
-                self.cancel_recv(key);
-            }
-            return Some(Event::Received { key, buf, armed: more });
-        }
-        if more {
-            return None;
-        }
-        let end = match result {
-            0 => RecvEnd::Eof,
-            _ if result > 0 => RecvEnd::Stopped,
-            // Kernels before 6.5 report a cancelled multishot in these ways too.
-            _ if cancelled && (result == -libc::ENOENT || result == -libc::ENOBUFS) => RecvEnd::Stopped,
-            _ if result == -libc::ENOBUFS => RecvEnd::NoBuffer,
-            _ if result == -libc::ECANCELED || result == -libc::EINTR || result == -libc::EAGAIN => {
-                RecvEnd::Stopped
-            }
-            _ => RecvEnd::Failed(error(result)),
-        };
-        Some(Event::RecvEnded { key, end })
     }
 
     #[inline]
@@ -181,7 +139,7 @@ impl UringDriver {
     fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
         self.in_flight = self.in_flight.saturating_sub(1);
         let (listener, index) = once_of(key.slot);
-        let peer = self.listeners.once_ended(listener, index).flatten();
+        let peer = self.listeners.once_ended(listener, index).flatten().filter(|_| self.peer_addresses);
         let mode = AcceptMode::Once;
         if result < 0 {
             return Some(Event::AcceptFailed { listener, mode, error: error(result) });
@@ -252,28 +210,6 @@ impl UringDriver {
             self.close_socket(key);
         }
         self.closed_if_done(key)
-    }
-
-    /// Some kernels do not find a multishot receive by its user data (6.11, liburing issue 1375);
-    /// by its socket they do.
-    fn cancel_recv_failed(&mut self, key: Key, result: i32) {
-        let direct = self.direct;
-        if result != -libc::ENOENT {
-            return;
-        }
-        let Some(slot) = self.slots.get(key) else { return };
-        if !slot.ops.has(Ops::RECV) || !slot.ops.has(Ops::RECV_CANCELLED) {
-            return;
-        }
-        use io_uring::types::{CancelBuilder, Fd, Fixed};
-        let by_socket = match slot.socket(direct) {
-            SocketRef::Fixed(index) => CancelBuilder::fd(Fixed(index)),
-            SocketRef::Fd(fd) => CancelBuilder::fd(Fd(fd)),
-        };
-        let entry = io_uring::opcode::AsyncCancel2::new(by_socket).build();
-        let entry = entry.flags(io_uring::squeue::Flags::SKIP_SUCCESS);
-        let entry = entry.user_data(encode(Kind::Cancel, key));
-        self.submission.push(&entry, &self.counters);
     }
 
     /// Reports the end of a closing connection when the kernel holds nothing of it any more.

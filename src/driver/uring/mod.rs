@@ -5,6 +5,7 @@
 //! | `setup.rs` | making the ring, probing features, what a refusal means |
 //! | `submit.rs` | operations → submission queue entries, the enter |
 //! | `complete.rs` | completion queue entries → events |
+//! | `receive.rs` | receiving: multishot, one piece at a time, or polled |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations |
 //! | `buf_ring.rs` | lending receive buffers to the kernel |
@@ -18,6 +19,7 @@
 mod buf_ring;
 mod complete;
 mod listeners;
+mod receive;
 mod setup;
 mod slots;
 mod submit;
@@ -44,12 +46,12 @@ use crate::time::Time;
 
 use super::sys::{self, RawAddress};
 use super::{
-    AcceptMode, CloseHow, Driver, DriverInfo, Event, Feature, Key, ListenerId, Multishot, Native, SetupError,
-    Socket,
+    AcceptMode, CloseHow, Driver, DriverInfo, Event, Key, ListenerId, Multishot, Native, SetupError, Socket,
 };
 
 use buf_ring::BufRing;
 use listeners::Listeners;
+use receive::RecvMode;
 use slots::{Ops, Slots};
 use submit::{SocketRef, Submission};
 use user_data::{Kind, encode};
@@ -58,7 +60,10 @@ use waker::UringWaker;
 /// A worker's io_uring.
 pub(crate) struct UringDriver {
     submission: Submission,
-    buf_ring: BufRing,
+    /// Where the kernel takes receive buffers from; `None` when connections are polled.
+    buf_ring: Option<BufRing>,
+    recv_mode: RecvMode,
+    multishot_accept: bool,
     memory: Memory,
     counters: Arc<Counters>,
     slots: Slots,
@@ -162,6 +167,13 @@ impl UringDriver {
         }
     }
 
+    /// The buffer ring's own memory is read by the kernel as well.
+    fn leak_ring(&mut self) {
+        if let Some(buf_ring) = &mut self.buf_ring {
+            buf_ring.leak();
+        }
+    }
+
     /// Drains, then gives back what is registered, or leaks what the kernel still holds.
     fn end(&mut self, patience: Duration) -> usize {
         // A drain that did not come to its end (it panicked) is not begun again.
@@ -179,7 +191,10 @@ impl UringDriver {
         let submitter = self.submission.ring.submitter();
         // A handle that wakes this ring may outlive it and keep the ring itself alive, but not what
         // was registered. Errors mean that nothing was registered.
-        let _ = submitter.unregister_buf_ring(buf_ring::GROUP);
+        if self.buf_ring.is_some() {
+            let _ = submitter.unregister_buf_ring(buf_ring::GROUP);
+        }
+        self.memory.pool.take_all_back();
         let _ = submitter.unregister_buffers();
         let _ = submitter.unregister_files();
         0
@@ -192,7 +207,7 @@ impl Native for UringDriver {
         counters: Arc<Counters>,
         memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError> {
-        let setup::Parts { ring, buf_ring, memory, table, no_iowait, mut features, warnings } =
+        let setup::Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, mut features, warnings } =
             setup::parts(config, memlock)?;
         let waker = UringWaker::new(ring.as_raw_fd())
             .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
@@ -200,14 +215,18 @@ impl Native for UringDriver {
             sys::set_timer_slack(slack)
                 .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
         }
-        features.push(Feature {
-            name: "MULTISHOT",
-            on: true,
-            why: "one accept and one receive operation per listener and connection (5.19, 6.0)".to_owned(),
-        });
+        let multishot_accept = config.uring.multishot_accept;
+        features.push(setup::feature(
+            "MULTISHOT_ACCEPT",
+            multishot_accept,
+            "one accept operation for all connections (5.19)",
+            "switched off: one accept operation each",
+        ));
         let mut driver = Self {
             submission: Submission::new(ring, no_iowait),
             buf_ring,
+            recv_mode,
+            multishot_accept,
             memory,
             counters,
             slots: Slots::new(config.max_connections),
@@ -236,8 +255,7 @@ impl Native for UringDriver {
 impl Drop for UringDriver {
     fn drop(&mut self) {
         if !self.finished && self.end(Duration::from_secs(1)) > 0 {
-            // The buffer ring's own memory is read by the kernel as well.
-            self.buf_ring.leak();
+            self.leak_ring();
         }
     }
 }
@@ -281,7 +299,11 @@ impl Driver for UringDriver {
     }
 
     fn multishot(&self) -> Multishot {
-        if self.direct { Multishot::WithoutPeer } else { Multishot::WithPeer }
+        match (self.multishot_accept, self.direct) {
+            (false, _) => Multishot::Absent,
+            (true, true) => Multishot::WithoutPeer,
+            (true, false) => Multishot::WithPeer,
+        }
     }
 
     fn accept(&mut self, listener: ListenerId, mode: AcceptMode) {
@@ -347,24 +369,14 @@ impl Driver for UringDriver {
     }
 
     fn recv(&mut self, key: Key) {
-        let direct = self.direct;
-        let Some(slot) = self.slots.get(key) else { return };
-        slot.ops.insert(Ops::RECV);
-        slot.ops.remove(Ops::RECV_CANCELLED);
-        slot.burst = 0;
-        let entry = match slot.socket(direct) {
-            SocketRef::Fixed(index) => opcode::RecvMulti::new(types::Fixed(index), buf_ring::GROUP).build(),
-            SocketRef::Fd(fd) => opcode::RecvMulti::new(types::Fd(fd), buf_ring::GROUP).build(),
-        };
-        self.in_flight += 1;
-        self.submission.push(&entry.user_data(encode(Kind::Recv, key)), &self.counters);
+        self.arm_recv(key);
     }
 
     fn cancel_recv(&mut self, key: Key) {
         let Some(slot) = self.slots.get(key) else { return };
         if slot.ops.has(Ops::RECV) {
             slot.ops.insert(Ops::RECV_CANCELLED);
-            self.cancel(Kind::Recv, key, Kind::CancelRecv);
+            self.cancel(self.recv_kind(), key, Kind::CancelRecv);
         }
     }
 
@@ -433,7 +445,8 @@ impl Driver for UringDriver {
             let user_data = encode(Kind::Disconnect, key);
             self.submission.connect(reference, user_data, RawAddress::UNSPECIFIED, &self.counters);
         }
-        for (op, kind) in [(Ops::RECV, Kind::Recv), (Ops::SEND, Kind::Send), (Ops::CONNECT, Kind::Connect)] {
+        let recv = self.recv_kind();
+        for (op, kind) in [(Ops::RECV, recv), (Ops::SEND, Kind::Send), (Ops::CONNECT, Kind::Connect)] {
             if ops.has(op) {
                 self.cancel(kind, key, Kind::Cancel);
             }
@@ -449,7 +462,9 @@ impl Driver for UringDriver {
     }
 
     fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.buf_ring.lend(&self.memory.pool);
+        if let Some(buf_ring) = &mut self.buf_ring {
+            buf_ring.lend(&self.memory.pool);
+        }
         let began = submit::clock();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
         let result = self.submission.enter(timeout, &self.counters);
@@ -474,7 +489,7 @@ impl Driver for UringDriver {
     fn finish(mut self, patience: Duration) -> usize {
         let left = self.end(patience);
         if left > 0 {
-            self.buf_ring.leak();
+            self.leak_ring();
         }
         left
     }

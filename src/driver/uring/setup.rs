@@ -13,6 +13,7 @@ use crate::driver::{Feature, SetupError, sys};
 
 use super::super::FD_RESERVE;
 use super::buf_ring::BufRing;
+use super::receive::RecvMode;
 
 /// What a refused `io_uring_setup` means.
 fn refused(error: io::Error, sysctl: Option<String>) -> SetupError {
@@ -41,15 +42,16 @@ fn refused(error: io::Error, sysctl: Option<String>) -> SetupError {
 }
 
 /// A ring and what goes with it, before it becomes a driver.
-pub(crate) struct Parts {
-    pub(crate) ring: IoUring,
-    pub(crate) buf_ring: BufRing,
-    pub(crate) memory: Memory,
+pub(super) struct Parts {
+    pub(super) ring: IoUring,
+    pub(super) buf_ring: Option<BufRing>,
+    pub(super) recv_mode: RecvMode,
+    pub(super) memory: Memory,
     /// Entries of the descriptor table; 0 when sockets are ordinary descriptors.
-    pub(crate) table: u32,
-    pub(crate) no_iowait: bool,
-    pub(crate) features: Vec<Feature>,
-    pub(crate) warnings: Vec<String>,
+    pub(super) table: u32,
+    pub(super) no_iowait: bool,
+    pub(super) features: Vec<Feature>,
+    pub(super) warnings: Vec<String>,
 }
 
 impl std::fmt::Debug for Parts {
@@ -118,7 +120,7 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
     // From the best down: each rung says what it gives up. SUBMIT_ALL (5.18) is never given up.
     let rungs: [(bool, bool); 3] = [(true, true), (false, true), (false, false)];
     let mut last = None;
-    for (no_sqarray, defer) in rungs {
+    for (no_sqarray, defer) in rungs.into_iter().filter(|&(_, defer)| config.uring.defer_taskrun || !defer) {
         let mut builder = IoUring::builder();
         builder.dontfork().setup_cqsize(config.cq_entries).setup_clamp().setup_submit_all();
         if defer {
@@ -135,13 +137,17 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
                     "DEFER_TASKRUN",
                     defer,
                     "completions are worked off only when the loop asks (6.1)",
-                    "refused by this kernel (needs 6.1): completions interrupt the loop",
+                    if config.uring.defer_taskrun {
+                        "refused by this kernel (needs 6.1): completions interrupt the loop"
+                    } else {
+                        "switched off: completions interrupt the loop"
+                    },
                 ));
                 features.push(feature(
                     "NO_SQARRAY",
                     no_sqarray,
                     "one cache line less per submission (6.6)",
-                    "refused by this kernel (needs 6.6)",
+                    "refused by this kernel (needs 6.6), or not tried without DEFER_TASKRUN",
                 ));
                 return Ok(ring);
             }
@@ -155,12 +161,20 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
 
 /// Whether this kernel lets this process use io_uring at all, found out with the smallest ring.
 ///
+/// On a thread of its own: what the kernel has to do for a ring after it was closed, it does on the thread
+/// that made it, and a system call of the caller's that has a time limit would end with EINTR for that.
+///
 /// # Errors
 /// [`SetupError`], naming the cause and the remedy.
 pub(crate) fn probe() -> Result<(), SetupError> {
-    let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
-    let ring = best_ring(&config, &mut Vec::new())?;
-    required(&ring).map(drop)
+    let attempt = || {
+        let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
+        let ring = best_ring(&config, &mut Vec::new())?;
+        required(&ring).map(drop)
+    };
+    let os = |source| SetupError::Os { what: "starting a thread that tries io_uring", source };
+    let thread = std::thread::Builder::new().name("corelane-probe".to_owned()).spawn(attempt).map_err(os)?;
+    thread.join().unwrap_or_else(|_| Err(os(io::Error::other("it panicked"))))
 }
 
 /// Checks what nothing works without; tells whether there is multishot receive.
@@ -183,13 +197,13 @@ fn required(ring: &IoUring) -> Result<bool, SetupError> {
     Ok(probe.is_supported(opcode::SendZc::CODE))
 }
 
-fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
+pub(super) fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
     Feature { name, on, why: if on { what } else { why_not }.to_owned() }
 }
 
 /// Makes everything that a driver needs. `memlock`: this worker's share of `RLIMIT_MEMLOCK`, if that
 /// applies to this process.
-pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts, SetupError> {
+pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts, SetupError> {
     let mut features = Vec::new();
     let mut warnings = Vec::new();
     let ring = ring(config, memlock, &mut features, &mut warnings)?;
@@ -202,7 +216,6 @@ pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
         "waiting does not show as iowait (6.15)",
         "not offered (needs 6.15): an idle worker shows as iowait in statistics",
     ));
-    let _ = multishot_recv;
 
     let registered = ring.submitter().register_ring_fd();
     features.push(feature(
@@ -215,12 +228,24 @@ pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
     let memory = Memory::new(&config.buffers)?;
     let spare = memlock.map(|share| share.saturating_sub(ring_bytes(config)));
     register_buffers(&ring, &memory, spare, &mut features, &mut warnings);
-    let buf_ring = BufRing::register(&ring, &memory.pool).map_err(|source| SetupError::Missing {
-        what: "provided-buffer rings",
-        since: "5.19",
-        source,
-    })?;
-    features.push(feature("PBUF_RING", true, "an idle connection holds no buffer (5.19)", ""));
+    let buf_ring = buf_ring(&ring, config, &memory, &mut features, &mut warnings);
+    let recv_mode = match (&buf_ring, multishot_recv && config.uring.multishot_recv) {
+        (None, _) => RecvMode::Polled,
+        (Some(_), false) => RecvMode::Selected,
+        (Some(_), true) => RecvMode::Multishot,
+    };
+    features.push(feature(
+        "MULTISHOT_RECV",
+        recv_mode == RecvMode::Multishot,
+        "one receive operation per connection (6.0)",
+        if !config.uring.multishot_recv {
+            "switched off: one receive operation for each piece of data"
+        } else if !multishot_recv {
+            "not offered by this kernel (needs 6.0): one receive operation for each piece of data"
+        } else {
+            "needs provided buffers: each piece of data is polled for, then received"
+        },
+    ));
 
     let table = match config.descriptors {
         Descriptors::Direct => table(&ring, config, &mut features, &mut warnings)?,
@@ -240,7 +265,35 @@ pub(crate) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
             ),
         });
     }
-    Ok(Parts { ring, buf_ring, memory, table, no_iowait, features, warnings })
+    Ok(Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, features, warnings })
+}
+
+/// The ring that receive buffers are lent through, unless it is switched off or refused.
+fn buf_ring(
+    ring: &IoUring,
+    config: &WorkerConfig,
+    memory: &Memory,
+    features: &mut Vec<Feature>,
+    warnings: &mut Vec<String>,
+) -> Option<BufRing> {
+    let (buf_ring, why_not) = if config.uring.provided_buffers {
+        match BufRing::register(ring, &memory.pool) {
+            Ok(buf_ring) => (Some(buf_ring), String::new()),
+            Err(error) => {
+                let text = format!(
+                    "receive buffers cannot be provided through a ring ({error}; needs Linux 5.19): connections \
+                     are polled instead, which costs two more operations for each piece of data",
+                );
+                warnings.push(text.clone());
+                (None, text)
+            }
+        }
+    } else {
+        (None, "switched off: connections are polled, then receive into a buffer of the pool".to_owned())
+    };
+    let what = "an idle connection holds no buffer (5.19)";
+    features.push(feature("PBUF_RING", buf_ring.is_some(), what, &why_not));
+    buf_ring
 }
 
 /// Registers the arena as a fixed buffer, so that a zero-copy send need not pin its pages.
@@ -251,7 +304,11 @@ fn register_buffers(
     features: &mut Vec<Feature>,
     warnings: &mut Vec<String>,
 ) {
-    let (base, len) = memory.pool.arena();
+    let Some((base, len)) = memory.pool.arena() else {
+        let why_not = "guard mode: the kernel could write to registered pages whatever their protection";
+        features.push(feature("FIXED_BUFFERS", false, "", why_not));
+        return;
+    };
     let registered = if spare.is_some_and(|spare| spare < len as u64) {
         // It might fit now, and leave nothing for another worker's ring, which is needed more.
         Err(io::Error::from_raw_os_error(libc::ENOMEM))
@@ -341,7 +398,7 @@ mod tests {
     #[test]
     fn a_refusal_names_its_cause_and_its_remedy() {
         let enosys = text(libc::ENOSYS, None);
-        assert!(enosys.contains("ENOSYS") && enosys.contains("6.1 or later"), "{enosys}");
+        assert!(enosys.contains("ENOSYS") && enosys.contains("5.19 or later"), "{enosys}");
         let sysctl = text(libc::EPERM, Some("2"));
         assert!(sysctl.contains("io_uring_disabled = 2 (for everybody)"), "{sysctl}");
         assert!(sysctl.contains("sysctl kernel.io_uring_disabled=0"), "{sysctl}");

@@ -46,6 +46,9 @@ impl Ops {
     }
 }
 
+/// No buffer of the pool.
+pub(super) const NO_BUFFER: u32 = u32::MAX;
+
 /// One connection's record.
 pub(super) struct Slot {
     pub(super) generation: u32,
@@ -61,6 +64,8 @@ pub(super) struct Slot {
     pub(super) closing: bool,
     /// What is being sent: the kernel reads it until the send's completion.
     pub(super) chain: Chain,
+    /// The buffer that a polled connection's receive was given; `NO_BUFFER` for none.
+    pub(super) buffer: u32,
     /// For registering a socket in the descriptor table: the kernel reads the descriptor here and
     /// writes the index.
     pub(super) exchange: AtomicI32,
@@ -94,6 +99,7 @@ impl Slots {
                 open: false,
                 closing: false,
                 chain: Chain::EMPTY,
+                buffer: NO_BUFFER,
                 exchange: AtomicI32::new(-1),
             });
         }

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     /// The slot is `listener * ONCE_OPS + operation`.
     AcceptOnce,
     Recv,
+    /// Waiting until a connection is readable.
+    Poll,
     Send,
     Connect,
     /// Putting an outgoing socket into the descriptor table.
@@ -35,11 +37,12 @@ pub(crate) enum Kind {
     PeerFailed,
 }
 
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 16] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
     Kind::Recv,
+    Kind::Poll,
     Kind::Send,
     Kind::Connect,
     Kind::Register,

@@ -58,6 +58,7 @@ pub struct Environment {
     pub open_files_limit: Option<u64>,
     pub local_ports: Option<[u16; 2]>,
     pub backend: Option<String>,
+    pub fallback: Option<String>,
     pub features: Vec<Feature>,
     pub workers: Vec<Worker>,
     pub warnings: Vec<String>,
@@ -84,12 +85,13 @@ impl Environment {
     /// This machine, and the runtime if there is one.
     pub fn collect(info: Option<&RuntimeInfo>) -> Self {
         let mut environment = Self {
-            kernel: proc::kernel(),
+            kernel: info.map(|info| info.kernel.clone()).or_else(proc::kernel),
             cpu_model: proc::cpu_model(),
             cpus_allowed: proc::allowed_cpus(),
             open_files_limit: proc::open_files_limit(),
             local_ports: proc::local_ports().map(|ports| [*ports.start(), *ports.end()]),
             backend: None,
+            fallback: None,
             features: Vec::new(),
             workers: Vec::new(),
             warnings: Vec::new(),
@@ -97,6 +99,7 @@ impl Environment {
         if let Some(info) = info {
             let features = info.features.iter();
             environment.backend = Some(info.backend.to_string());
+            environment.fallback.clone_from(&info.fallback);
             environment.features = features
                 .map(|feature| Feature {
                     name: feature.name.to_owned(),

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use corelane::Signals;
+use corelane::{Backend, Signals};
 
 use self::plan::{Content, Overlap, Phase, Plan, Schedule, Traffic};
 use self::threshold::Condition;
@@ -147,6 +147,10 @@ pub struct Common {
     #[arg(long, default_value = "10s", value_parser = units::positive_duration, allow_hyphen_values = true, value_name = "TIME")]
     connect_timeout: Duration,
 
+    /// Kernel interface: auto, io_uring, epoll or iocp; auto is what CORELANE_BACKEND says, else the best that there is
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
+    backend: Backend,
+
     /// Threads of the generator
     #[arg(long, default_value = "1", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     workers: u32,
@@ -202,6 +206,7 @@ pub fn main(load: Load, signals: Signals) -> Result<ExitCode, Failure> {
         say!("advice: {line}");
     }
     let options = run::Options {
+        backend: common.backend,
         workers: common.workers as usize,
         cpus: common.cpus.as_ref().map(|list| list.0.clone()).unwrap_or_default(),
         server_pid: common.server_pid,

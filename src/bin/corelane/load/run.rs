@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use corelane::{Runtime, Signals, Snapshot, Time, WorkerConfig};
+use corelane::{Backend, Runtime, Signals, Snapshot, Time, WorkerConfig};
 
 use super::handler::{Command, Event, Generator, Spares};
 use super::json::{Environment, Row};
@@ -19,6 +19,8 @@ use crate::{Failure, exit};
 
 /// What is not part of the plan: how this process does it.
 pub struct Options {
+    /// Kernel interface of the generator.
+    pub backend: Backend,
     /// Worker threads.
     pub workers: usize,
     /// Cores to pin them to.
@@ -205,8 +207,11 @@ fn start(
         config.buffers.count = 128;
     }
     let (plan, spares) = (plan.clone(), spares.clone());
-    let mut builder =
-        Runtime::builder().workers(options.workers).max_connections(plan.connections.into()).worker(config);
+    let mut builder = Runtime::builder()
+        .backend(options.backend)
+        .workers(options.workers)
+        .max_connections(plan.connections.into())
+        .worker(config);
     if !options.cpus.is_empty() {
         builder = builder.cpus(options.cpus.clone());
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use corelane::{Descriptors, Handler, ListenerConfig, Runtime, RuntimeInfo, ShutdownReport};
+use corelane::{Backend, Descriptors, Handler, ListenerConfig, Runtime, RuntimeInfo, ShutdownReport};
 use corelane::{Signals, Snapshot, WorkerConfig};
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ enum Kind {
 /// How sockets are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DescriptorKind {
-    /// In the ring's own table: cheaper, and outside the process's limit of open files
+    /// In the ring's own table: cheaper, and outside the process's limit of open files (io_uring only)
     Direct,
     /// As ordinary file descriptors, visible to ss -p and in /proc
     Fd,
@@ -46,7 +46,8 @@ enum DescriptorKind {
     corelane serve heartbeat --listen 0.0.0.0:7000 --workers 4 --pin --max-connections 100k --stats 1s\n  \
     corelane serve echo --listen [::]:7000 --dual-stack --buffers 16KiBx1024\n\n\
     Prints 'listening on ADDR' on standard output, one line per address, when it is ready; everything else goes to \
-    standard error. SIGINT and SIGTERM shut it down in good order; a second one ends it at once.\n\
+    standard error. SIGINT and SIGTERM (on Windows Ctrl-C and Ctrl-Break) shut it down in good order; a second one \
+    ends it at once.\n\
     heartbeat answers 'ping\\n' with 'pong\\n'; any other line, or one over --max-line, is answered with an error \
     line and the connection is closed.")]
 pub struct Serve {
@@ -57,6 +58,10 @@ pub struct Serve {
     /// Address to listen on, any number of them; port 0 lets the system choose
     #[arg(long, value_name = "ADDR", value_delimiter = ',', default_value = "127.0.0.1:7000", value_parser = units::listen)]
     listen: Vec<SocketAddr>,
+
+    /// Kernel interface: auto, io_uring, epoll or iocp; auto is what CORELANE_BACKEND says, else the best that there is
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
+    backend: Backend,
 
     /// Worker threads, each with its own ring [default: 1, or one per core of --cpus or --pin]
     #[arg(long, value_name = "N", value_parser = units::positive_u32, allow_hyphen_values = true)]
@@ -154,7 +159,7 @@ where
         None => Vec::new(),
     };
     let workers = args.workers.map_or(cpus.len().max(1), |workers| workers as usize);
-    let mut builder = Runtime::builder().workers(workers).worker(config);
+    let mut builder = Runtime::builder().backend(args.backend).workers(workers).worker(config);
     if !cpus.is_empty() {
         builder = builder.cpus(cpus);
     }

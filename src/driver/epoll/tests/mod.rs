@@ -23,7 +23,7 @@ fn key(slot: u32, generation: u32) -> Key {
 }
 
 fn config() -> WorkerConfig {
-    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0 };
+    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0, ..BufferConfig::default() };
     WorkerConfig { max_connections: 16, buffers, ..WorkerConfig::default() }
 }
 

@@ -179,7 +179,7 @@ fn a_receive_begun_while_events_are_taken_reports_only_after_the_next_wait() {
 
 #[test]
 fn a_receive_without_a_buffer_says_so_and_goes_on_with_one() {
-    let buffers = BufferConfig { size: 64, count: 1, send_count: 0 };
+    let buffers = BufferConfig { size: 64, count: 1, send_count: 0, ..BufferConfig::default() };
     let mut driver = driver(&WorkerConfig { buffers, ..config() });
     let (key, mut stream) = pair(&mut driver, 0);
     driver.recv(key);

@@ -1,8 +1,10 @@
 //! The simulated kernel, met at the driver's door.
 
+mod faults;
 mod life;
 mod receive;
 mod send;
+mod shapes;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,9 +15,13 @@ use super::super::Driver;
 use super::super::event::{AcceptMode, Event, Key, ListenerId, RecvEnd, Socket};
 use super::driver::{SimDriver, SimListener};
 use super::faults::Faults;
+use super::ring::Shape;
+use super::script::{Fault, When};
 use super::world::{Settings, Shared, World};
 use crate::buffer::{Buf, BufferConfig, Chain, Memory, Payload};
+use crate::config::{Descriptors, UringFeatures, WorkerConfig};
 use crate::metrics::Counters;
+use crate::time::Time;
 
 const BUFFER: u32 = 256;
 const BUFFERS: u32 = 8;
@@ -56,16 +62,26 @@ impl Rig {
     }
 
     fn with_buffers(seed: u64, faults: Faults, count: u32) -> Self {
+        let buffers = BufferConfig { size: BUFFER, count, send_count: 0, ..BufferConfig::default() };
+        Self::with(seed, faults, WorkerConfig { buffers, ..WorkerConfig::default() })
+    }
+
+    /// A ring of the given shape, with small buffers.
+    fn with_features(seed: u64, uring: UringFeatures) -> Self {
+        let buffers = BufferConfig { size: BUFFER, count: BUFFERS, send_count: 0, ..BufferConfig::default() };
+        Self::with(seed, Faults::none(), WorkerConfig { buffers, uring, ..WorkerConfig::default() })
+    }
+
+    fn with(seed: u64, faults: Faults, config: WorkerConfig) -> Self {
         let world = World::shared(Settings {
             seed,
             latency: (Duration::from_micros(20), Duration::from_micros(200)),
             socket_buffer: SOCKET_BUFFER,
             faults,
         });
-        let config = BufferConfig { size: BUFFER, count, send_count: 0 };
-        let memory = Memory::new(&config).expect("a small pool");
+        let memory = Memory::new(&config.buffers).expect("a small pool");
         let counters = Arc::new(Counters::default());
-        let driver = SimDriver::new(&world, memory.clone(), counters.clone(), 4096, false);
+        let driver = SimDriver::new(&world, memory.clone(), counters.clone(), Shape::new(&config, None));
         Self {
             world,
             driver,
@@ -160,7 +176,7 @@ impl Rig {
     }
 
     fn peer(&mut self, port: u16) -> u64 {
-        self.world.borrow_mut().peer_connect(addr(port))
+        self.world.borrow_mut().peer_connect(None, addr(port))
     }
 
     /// An accepted connection in `slot`, and the peer at its other end.
@@ -191,6 +207,20 @@ impl Rig {
             self.memory.chunks.push(&mut chain, Payload::from(part.to_vec()));
         }
         self.driver.send(key(slot), chain);
+    }
+
+    /// Calls for a fault.
+    fn script(&mut self, when: When, fault: Fault) {
+        self.world.borrow_mut().call_for(when, fault);
+    }
+
+    /// The connection of a peer.
+    fn conn_of(&self, peer: u64) -> u64 {
+        self.world.borrow().peers[&peer].sock.conn
+    }
+
+    fn now(&self) -> Time {
+        self.world.borrow().now
     }
 
     fn peer_received(&self, peer: u64) -> Vec<u8> {

@@ -1,15 +1,16 @@
 //! The driver against the real kernel, without a worker: what it promises in `driver/mod.rs`.
 //!
 //! `life.rs`: connections and the driver itself, from their making to their end. `receive.rs`: multishot
-//! receives. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
+//! receives. `guard.rs`: memory that the kernel must not touch. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
 
+mod guard;
 mod life;
 mod receive;
 mod submit;
 
 use super::*;
 use crate::buffer::{Buf, BufferConfig, Payload};
-use crate::config::Descriptors;
+use crate::config::{Descriptors, UringFeatures};
 use crate::driver::{RecvEnd, Waker};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,12 +19,27 @@ use std::thread;
 const PATIENCE: Duration = Duration::from_secs(20);
 const BOTH: [Descriptors; 2] = [Descriptors::Direct, Descriptors::Fd];
 
+/// Kernels, as they are made of this one by leaving features off.
+const KERNELS: [(&str, Descriptors, UringFeatures); 5] = [
+    ("all features", Descriptors::Direct, UringFeatures::ALL),
+    ("ordinary descriptors", Descriptors::Fd, UringFeatures::ALL),
+    ("5.19", Descriptors::Direct, UringFeatures::LINUX_5_19),
+    ("the least", Descriptors::Fd, UringFeatures::LEAST),
+    ("the least, with direct descriptors", Descriptors::Direct, UringFeatures::LEAST),
+];
+
+/// A configuration for one of them.
+fn kernel((name, descriptors, uring): (&str, Descriptors, UringFeatures)) -> WorkerConfig {
+    println!("{name}");
+    WorkerConfig { uring, ..config(descriptors) }
+}
+
 fn key(slot: u32, generation: u32) -> Key {
     Key { slot, generation }
 }
 
 fn config(descriptors: Descriptors) -> WorkerConfig {
-    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0 };
+    let buffers = BufferConfig { size: 1024, count: 256, send_count: 0, ..BufferConfig::default() };
     WorkerConfig { max_connections: 16, descriptors, buffers, ..WorkerConfig::default() }
 }
 
