@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, sync_channel};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -303,6 +303,32 @@ fn a_panic_in_every_kind_of_callback_is_reported() {
         eventually("the end of the worker", || !runtime.is_running());
         let error = runtime.join().expect_err("it panicked");
         assert_eq!(message_of(error), (0, format!("in {place}")));
+    }
+}
+
+/// Who was accepted but not yet handed over when a handler panicked belongs to nobody but the driver.
+#[test]
+fn a_panic_closes_those_who_were_accepted_and_waited_for_their_turn() {
+    for descriptors in BOTH {
+        let config = WorkerConfig { descriptors, ..WorkerConfig::default() };
+        // Nobody is handed over before all of them have been accepted: the first takes the worker's time.
+        let (go, gone) = channel::<()>();
+        let gone = Mutex::new(Some(gone));
+        let make = move |_| {
+            let gone = gone.lock().expect("one worker").take().expect("one worker");
+            Hooks::plain().accept(|_, _| panic!("in accept")).start(move |_| while gone.recv().is_ok() {})
+        };
+        let builder = Runtime::builder().worker(config).listen(any_port());
+        // The worker is up before its handler's start.
+        let Some(runtime) = start(builder, make) else { return };
+        let streams: Vec<_> = (0..20).map(|_| connect(addr(&runtime))).collect();
+        drop(go);
+        eventually("the end of the worker", || !runtime.is_running());
+        assert_eq!(message_of(runtime.join().expect_err("it panicked")), (0, "in accept".to_owned()));
+        // FIN or a reset: never silence.
+        for stream in &streams {
+            let _: (End, usize) = end_of(stream);
+        }
     }
 }
 
