@@ -8,6 +8,8 @@ toolchain=${TOOLCHAIN:-nightly}
 cargo "+$toolchain" --version
 export RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=thread"
 export TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1"
+# Finding the names for a panic's backtrace takes an instrumented library up to half a minute.
+export RUST_BACKTRACE=0
 run() { cargo "+$toolchain" test -Zbuild-std --target x86_64-unknown-linux-gnu "$@"; }
 run --lib worker::mailbox
 run --lib driver::uring::tests::submit
