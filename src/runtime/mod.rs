@@ -438,9 +438,9 @@ impl<M: Send + 'static> Runtime<M> {
         self.join()
     }
 
-    /// Runs until SIGINT or SIGTERM arrives or the workers end by themselves (asked by
-    /// [`Remote::stop`] or [`Cx::stop`](crate::Cx::stop), or because a handler panicked), then shuts down
-    /// as [`shutdown`](Self::shutdown) does: what a server's `main` ends with.
+    /// Runs until one of [`Signals`] arrives (SIGINT, SIGTERM; on Windows Ctrl-C and its like) or the workers
+    /// end by themselves (asked by [`Remote::stop`] or [`Cx::stop`](crate::Cx::stop), or because a handler
+    /// panicked), then shuts down as [`shutdown`](Self::shutdown) does: what a server's `main` ends with.
     ///
     /// # Errors
     /// [`RuntimeError`] when a worker failed or panicked, so that a supervisor may start it anew.
