@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use corelane::{
-    Backend, Builder, Descriptors, Remote, Runtime, RuntimeError, SetupError, ShutdownReport, Snapshot,
-    StartError, UringFeatures,
+    Backend, Builder, Descriptors, Remote, Runtime, RuntimeError, RuntimeInfo, SetupError, ShutdownReport,
+    Snapshot, StartError, UringFeatures,
 };
 use socket2::{Domain, SockRef, Type};
 
@@ -61,7 +61,22 @@ impl RealWorld {
         if let (Column::Auto, Ok(wanted)) = (self.column, std::env::var(EXPECTED)) {
             assert_eq!(runtime.info().backend.as_str(), wanted, "what Auto comes to");
         }
+        self.check_features(runtime.info());
         runtime.shutdown(PATIENCE).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// What a column leaves out must not be in use: it would be another one's name.
+    fn check_features(&self, info: &RuntimeInfo) {
+        let off: &[&str] = match self.column {
+            Column::UringFd => &["DIRECT_DESCRIPTORS"],
+            Column::Uring519 => &["MULTISHOT_RECV", "DEFER_TASKRUN"],
+            Column::UringLeast => &["MULTISHOT_RECV", "DEFER_TASKRUN", "PBUF_RING", "DIRECT_DESCRIPTORS"],
+            _ => &[],
+        };
+        for name in off {
+            let feature = info.features.iter().find(|feature| feature.name == *name);
+            assert_eq!(feature.map(|feature| feature.on), Some(false), "{name}: {:?}", info.features);
+        }
     }
 
     fn builder(&self, plan: &Plan) -> Builder {
