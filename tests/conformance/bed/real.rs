@@ -402,8 +402,9 @@ impl RealSocket {
             }
             match stream.read(&mut room[..most]) {
                 Ok(0) => {
-                    self.eof.set(true);
-                    got_on = true;
+                    let ended = if self.is_gone(stream) { &self.reset } else { &self.eof };
+                    got_on = !ended.replace(true);
+                    break;
                 }
                 Ok(n) => {
                     self.inbox.borrow_mut().extend_from_slice(&room[..n]);
@@ -422,6 +423,13 @@ impl RealSocket {
             }
         }
         got_on
+    }
+
+    /// Whether an end that was read is a reset that Wine forgot about: its server takes the error of a reset off
+    /// the socket, and the next receive finds a plain end. The system below knows no peer any more then, which
+    /// after a plain FIN it does as long as this side has not finished.
+    fn is_gone(&self, stream: &TcpStream) -> bool {
+        cfg!(windows) && self.finish.get().is_none() && stream.peer_addr().is_err()
     }
 
     /// The program ends: what it was told to send and could not is lost.
