@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use corelane::sim::{Faults, Peer, Sim, SimConfig};
+use corelane::sim::{Fault, Faults, Peer, Sim, SimConfig, When};
 use corelane::{CloseReason, ConnId, ListenerConfig, RemoteError, WorkerConfig};
 use sim_common::*;
 
@@ -342,5 +342,31 @@ fn a_stop_from_the_first_callback_is_carried_out() {
         probe.start = Box::new(|cx| cx.stop(SECOND));
         let worker = sim.worker(small_on(seed), &[listener()], probe).expect("it works");
         sim.run_until(SECOND, || worker.report().is_some()).unwrap_or_else(|stuck| panic!("{stuck}"));
+    }
+}
+
+/// An accept that ends after the stop has begun, or even after its deadline: nobody would close what came
+/// with it any more, so the handler must not get it.
+#[test]
+fn who_is_accepted_during_a_stop_is_turned_away() {
+    for seed in seeds(60) {
+        for late in [millis(50), millis(500)] {
+            let sim = Sim::new(SimConfig::seeded(seed));
+            let log = Log::default();
+            let worker = sim.worker(small_on(seed), &[listener()], Probe::new(&log)).expect("it works");
+            // One that stays makes the stop take its time.
+            let stays = sim.connect(addr());
+            sim.run_until(SECOND, || log.open() == 1).unwrap_or_else(|stuck| panic!("{stuck}"));
+            sim.script(When::next(), Fault::LateCompletion { by: late });
+            let comes = sim.connect(addr());
+            sim.run_until(SECOND, || sim.script_left() == 0).unwrap_or_else(|stuck| panic!("{stuck}"));
+            worker.stop(millis(200));
+            sim.run_until(MINUTE, || !worker.is_running()).unwrap_or_else(|stuck| panic!("{stuck}"));
+            sim.run_for(SECOND);
+            assert_eq!((log.0.begun.get(), log.open()), (1, 0), "seed {seed}");
+            assert!(comes.is_eof() || comes.is_reset(), "seed {seed}: it is told");
+            assert_eq!(worker.connections(), 0);
+            drop(stays);
+        }
     }
 }

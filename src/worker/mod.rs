@@ -184,8 +184,10 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         self.core.counters.buffers_out.set(self.core.memory.pool.leased().into());
     }
 
+    /// Whether somebody who was accepted can be handed to the handler. Not while stopping: whoever is
+    /// accepted then, because the cancel of the accept lost its race, came after all were closed.
     fn can_admit(&self) -> bool {
-        !self.waiting.is_empty() && self.admit_at.is_none_or(|at| at <= self.core.now)
+        !self.core.stopping && !self.waiting.is_empty() && self.admit_at.is_none_or(|at| at <= self.core.now)
     }
 
     /// How long the next wait may take.

@@ -33,9 +33,9 @@ pub struct Faults {
     pub cq_overflow: f64,
     /// Per send: it ends early, after a part of its bytes.
     pub short_send: f64,
-    /// Per completion of a connection or listener, and per cancel: it is late, by up to
-    /// [`late_by`](Self::late_by). Completions of one kind (say, the receives of one connection) keep
-    /// their order; those of different kinds overtake each other.
+    /// Per completion of an accept, a send or a connect, per wake-up of a receive, and per cancel: it is
+    /// late, by up to [`late_by`](Self::late_by). Completions of one kind (say, the receives of one
+    /// connection) keep their order; those of different kinds overtake each other.
     pub late_completion: f64,
     /// How late a late completion may be. 10 ms by default.
     pub late_by: Duration,

@@ -164,10 +164,10 @@ impl Cqe {
         let accept = |id: &ListenerId| Lane { kind: 0, slot: id.0.into(), generation: 0 };
         match self {
             Self::Accepted { id, .. } | Self::AcceptFailed { id, .. } => Some(accept(id)),
-            Self::Data { key, .. } | Self::RecvEnded { key, .. } => Some(of(1, key)),
-            Self::Sent { key, .. } => Some(of(2, key)),
-            Self::Connected { key, .. } => Some(of(3, key)),
-            Self::Closed { .. } | Self::Woken => None,
+            Self::Sent { key, .. } => Some(of(1, key)),
+            Self::Connected { key, .. } => Some(of(2, key)),
+            // What is received late was taken late: see `wake_op`.
+            Self::Data { .. } | Self::RecvEnded { .. } | Self::Closed { .. } | Self::Woken => None,
         }
     }
 }
@@ -413,13 +413,26 @@ impl World {
         }
     }
 
-    /// Lets an operation go on at its ring's next wait.
+    /// Lets an operation go on at its ring's next wait; a receive perhaps later. Nothing has been taken
+    /// from its socket then: a late receive is late data, not data in a buffer that nobody sees.
     pub(crate) fn wake_op(&mut self, ring: usize, id: u64) {
+        let Some(op) = self.rings[ring].ops.get_mut(&id).filter(|op| !op.queued) else { return };
+        op.queued = true;
+        if let Kind::Recv { sock, .. } = op.kind {
+            let place = Place::conn(ring, sock.conn);
+            let (late, by) = (self.settings.faults.late_completion, self.settings.faults.late_by);
+            if let Some(delay) = self.strikes_for(Strike::LateCompletion, place, late, by) {
+                self.schedule(self.now + delay, Action::Late { ring, op: id });
+                return;
+            }
+        }
+        self.rings[ring].work.push_back(id);
+    }
+
+    /// An operation whose turn was put off has it.
+    pub(crate) fn wake_late(&mut self, ring: usize, id: u64) {
         let ring = &mut self.rings[ring];
-        if let Some(op) = ring.ops.get_mut(&id)
-            && !op.queued
-        {
-            op.queued = true;
+        if ring.ops.contains_key(&id) {
             ring.work.push_back(id);
         }
     }

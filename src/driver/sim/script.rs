@@ -72,8 +72,9 @@ pub enum Fault {
         /// The most that it takes.
         bytes: u32,
     },
-    /// A completion becomes visible later than it happened. Chance: a completion of a worker's
-    /// connection or listener.
+    /// A completion becomes visible later than it happened; a receive looks at its socket later than
+    /// it was woken. Chance: a completion of an accept, a send or a connect of a worker; a wake-up of a
+    /// receive.
     LateCompletion {
         /// How much later.
         by: Duration,

@@ -43,6 +43,8 @@ pub(crate) enum Action {
     PeerRead { peer: u64 },
     /// An operation goes on.
     Run { ring: usize, op: u64 },
+    /// An operation whose turn was put off has it.
+    Late { ring: usize, op: u64 },
     /// A cancel takes effect.
     Cancelled { ring: usize, op: u64 },
     /// A completion that was held back becomes visible.
@@ -176,6 +178,7 @@ impl World {
             Action::Credit { from, bytes } => self.credit(from, bytes),
             Action::PeerRead { peer } => self.peer_read(peer),
             Action::Run { ring, op } => self.wake_op(ring, op),
+            Action::Late { ring, op } => self.wake_late(ring, op),
             Action::Cancelled { ring, op } => self.cancelled(ring, op),
             Action::Post { ring, lane, cqe } => self.post_late(ring, lane, cqe),
             Action::Strike { fault, ring, conn } => self.strike_now(fault, ring, conn),
