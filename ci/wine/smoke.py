@@ -3,6 +3,7 @@ are told to stop in each of the ways that there are. Called by ci/windows.sh."""
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -97,6 +98,25 @@ server.send_signal(signal.SIGINT)
 check(stream.recv(1) == b"", "Ctrl-C ends connections in good order")
 code, _, said = ended(server)
 check(code == 0 and "signal: shutting down" in said, f"Ctrl-C ends serve with {code}: {said}")
+
+server, address = serve("echo", "--shutdown-timeout", "1ms")
+stream = socket.create_connection(address, timeout=PATIENCE)
+stream.setblocking(False)
+# Until the server does not take any more, because nobody reads what it sends back.
+while select.select([], [stream], [], 2)[1]:
+    stream.send(b"x" * 65536)
+server.stdin.close()
+server.stdin = None
+stream.settimeout(PATIENCE)
+how = "in good order"
+try:
+    while stream.recv(1 << 20):
+        pass
+except ConnectionResetError:
+    how = "reset"
+check(how == "reset", "who took nothing is reset at the deadline, on the wire too")
+code, _, said = ended(server)
+check(code == 0 and "1 aborted, 0 operations left in the kernel, 0 buffers" in said, f"and it is counted: {said}")
 
 code, out, said = ended(start("serve", "echo", "--backend", "epoll"))
 check(code == 4 and "Linux" in said, f"epoll is refused with 4: {said}")
