@@ -121,9 +121,11 @@ pub struct SocketOptions {
     /// `TCP_NODELAY`: send small messages at once. On by default; off costs some 40 ms per
     /// write-write-read exchange.
     pub nodelay: bool,
-    /// `SO_KEEPALIVE` and its times; off by default.
+    /// `SO_KEEPALIVE` and its times; off by default. Windows before 10 1709 has its own number of probes, 10.
     pub keepalive: Option<Keepalive>,
-    /// `TCP_USER_TIMEOUT`: how long sent data may stay unacknowledged; the kernel's default if `None`.
+    /// `TCP_USER_TIMEOUT`: how long sent data may stay unacknowledged; the kernel's default if `None`. On
+    /// Windows `TCP_MAXRT`, rounded up to whole seconds; where that is missing (Wine), opening the socket
+    /// fails and says so.
     pub user_timeout: Option<Duration>,
     /// `SO_RCVBUF` in bytes (the kernel doubles it and stops tuning it); tuned by the kernel if `None`.
     pub recv_buffer: Option<u32>,
@@ -189,7 +191,8 @@ impl SocketOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     /// Every worker has a listener of its own on the address (`SO_REUSEPORT`); the kernel spreads
-    /// new connections over them by a hash of the addresses.
+    /// new connections over them by a hash of the addresses. On Windows, where there is no such thing,
+    /// as [`One`](Self::One).
     #[default]
     PerWorker,
     /// All workers accept from one listener, one connection at a time in turn.
@@ -203,7 +206,8 @@ pub struct ListenerConfig {
     pub addr: SocketAddr,
     /// Connections that may wait to be accepted, per listener. The kernel clamps it to
     /// `net.core.somaxconn`; the effective value is in
-    /// [`RuntimeInfo`](crate::RuntimeInfo::listeners). 1024 by default.
+    /// [`RuntimeInfo`](crate::RuntimeInfo::listeners). Windows clamps it to 65,535 and does not tell.
+    /// 1024 by default.
     pub backlog: u32,
     /// For an IPv6 address: take IPv4 connections too (as mapped addresses). Off by default.
     pub dual_stack: bool,

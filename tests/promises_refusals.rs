@@ -104,7 +104,8 @@ const UNPRIVILEGED: [&str; 6] =
 fn too_little_lockable_memory_is_one_warning_that_says_what_is_lost() {
     const NAME: &str = "too_little_lockable_memory_is_one_warning_that_says_what_is_lost";
     if role().is_some() {
-        let Some(runtime) = start(Runtime::builder().workers(2).listen(any_port()), |_| Hooks::echo()) else {
+        let builder = Runtime::builder().backend(Backend::IoUring).workers(2).listen(any_port());
+        let Some(runtime) = start(builder, |_| Hooks::echo()) else {
             return say("skipped");
         };
         say(&format!("{} warnings", runtime.info().warnings.len()));
@@ -247,7 +248,8 @@ fn more_connections_than_the_descriptor_limit_allows_are_refused_or_spread() {
         }
     }
     // Asked for as a total, they are spread over several rings.
-    let Some(runtime) = start(Runtime::builder().max_connections(nofile * 2), |_| Hooks::echo()) else {
+    let builder = Runtime::builder().backend(Backend::IoUring).max_connections(nofile * 2);
+    let Some(runtime) = start(builder, |_| Hooks::echo()) else {
         return;
     };
     let workers = &runtime.info().workers;

@@ -283,6 +283,7 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             assert_eq!(worker.metrics().stale, 0, "seed {seed}");
         }
     }
+    assert_eq!(total.faults, 0, "this kernel touches only what it has");
     if usual_seeds() {
         // The histories had everything in them that they are for.
         let rare = ["closed_failed", "sq_full", "stale", "refused", "faults"];

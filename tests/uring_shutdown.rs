@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, sync_channel};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,8 @@ fn generous() -> Hooks {
 #[test]
 fn what_is_queued_when_the_stop_comes_is_still_delivered_to_who_reads() {
     for descriptors in BOTH {
-        let config = WorkerConfig { descriptors, ..WorkerConfig::default() };
+        // Whoever reads slowly (a sanitizer does) is not to be taken for one who does not read.
+        let config = WorkerConfig { descriptors, close_timeout: PATIENCE, ..WorkerConfig::default() };
         let builder = Runtime::builder().worker(config).listen(narrow());
         let Some(runtime) = start(builder, |_| generous()) else { return };
         let streams: Vec<_> = (0..4).map(|_| connect_narrow(addr(&runtime), 4096)).collect();
@@ -306,6 +307,32 @@ fn a_panic_in_every_kind_of_callback_is_reported() {
     }
 }
 
+/// Who was accepted but not yet handed over when a handler panicked belongs to nobody but the driver.
+#[test]
+fn a_panic_closes_those_who_were_accepted_and_waited_for_their_turn() {
+    for descriptors in BOTH {
+        let config = WorkerConfig { descriptors, ..WorkerConfig::default() };
+        // Nobody is handed over before all of them have been accepted: the first takes the worker's time.
+        let (go, gone) = channel::<()>();
+        let gone = Mutex::new(Some(gone));
+        let make = move |_| {
+            let gone = gone.lock().expect("one worker").take().expect("one worker");
+            Hooks::plain().accept(|_, _| panic!("in accept")).start(move |_| while gone.recv().is_ok() {})
+        };
+        let builder = Runtime::builder().worker(config).listen(any_port());
+        // The worker is up before its handler's start.
+        let Some(runtime) = start(builder, make) else { return };
+        let streams: Vec<_> = (0..20).map(|_| connect(addr(&runtime))).collect();
+        drop(go);
+        eventually("the end of the worker", || !runtime.is_running());
+        assert_eq!(message_of(runtime.join().expect_err("it panicked")), (0, "in accept".to_owned()));
+        // FIN or a reset: never silence.
+        for stream in &streams {
+            let _: (End, usize) = end_of(stream);
+        }
+    }
+}
+
 /// One worker less is not what was asked for: the others stop too, whichever of them it was, and
 /// whoever waits for the runtime hears of it.
 #[test]
@@ -431,4 +458,46 @@ fn a_panic_right_after_a_post_leaves_nobody_asleep() {
     thread::spawn(move || result.send(runtime.join()).expect("the test listens"));
     let joined = results.recv_timeout(PATIENCE).expect("join() returns");
     assert_eq!(message_of(joined.expect_err("it panicked")), (0, "on purpose".to_owned()));
+}
+
+/// What a handler hides from its worker lives as long as the thread. It is reported as outstanding, and can be
+/// read when the worker, its driver and the runtime's report are made long since.
+#[test]
+fn a_lease_that_outlives_its_worker_is_reported_and_still_readable() {
+    struct Kept(Vec<corelane::Buf>, Option<std::sync::mpsc::Sender<Vec<u8>>>);
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            // As late as it gets: while the thread ends.
+            let bytes = self.0.iter().flat_map(|buf| buf.to_vec()).collect();
+            if let Some(told) = &self.1 {
+                told.send(bytes).expect("the test listens");
+            }
+        }
+    }
+    thread_local! {
+        static KEPT: std::cell::RefCell<Kept> = const { std::cell::RefCell::new(Kept(Vec::new(), None)) };
+    }
+    for descriptors in BOTH {
+        let config = WorkerConfig { descriptors, ..WorkerConfig::default() };
+        let (told, bytes) = channel();
+        let make = move |_| {
+            let told = told.clone();
+            Hooks::plain().data(move |conn, data| {
+                KEPT.with_borrow_mut(|kept| {
+                    kept.0.push(data.clone());
+                    kept.1 = Some(told.clone());
+                });
+                conn.send(data).expect("room");
+            })
+        };
+        let builder = Runtime::builder().worker(config).listen(any_port());
+        let Some(runtime) = start(builder, make) else { return };
+        let stream = connect(addr(&runtime));
+        exchange(&stream, b"first");
+        exchange(&stream, b"second");
+        drop(stream);
+        let report = runtime.shutdown(PATIENCE).expect("a clean shutdown");
+        assert_eq!((report.ops_in_kernel, report.buffers_outstanding), (0, 2), "{report}");
+        assert_eq!(bytes.recv_timeout(PATIENCE).expect("the thread's end"), b"firstsecond");
+    }
 }

@@ -20,7 +20,7 @@ pub struct BufferConfig {
     /// message. A lease is read-only until [`Buf::get_mut`](crate::Buf::get_mut) is called on it.
     ///
     /// Costs two or three `mprotect` calls per message, a page per buffer, and two of the process's
-    /// mappings per buffer (sysctl `vm.max_map_count`: the default is enough for 32,000 buffers; a
+    /// mappings per buffer (sysctl `vm.max_map_count`: the default, 65,530, is enough for 32,000 buffers; a
     /// process that exceeds it later, with further workers, panics). Nothing is registered as a fixed
     /// buffer, because the kernel writes to pinned pages whatever their protection. Off by default; the
     /// environment variable [`GUARD_VARIABLE`](Self::GUARD_VARIABLE) turns it on as well. Unix only.

@@ -77,6 +77,13 @@ pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferErro
         let layout = Layout::plain(config);
         return Ok((Arena::map(layout.bytes).map_err(no_memory)?, layout));
     }
+    let buffers = config.count + config.send_count;
+    if let Some(most) = most_mappings()
+        && u64::from(buffers) * 2 >= most
+    {
+        let why = format!("{REMEDY} (it is {most} now, for {buffers} buffers)");
+        return Err(BufferError::Guard { why });
+    }
     let layout = Layout::guarded(config, page());
     let arena = match Arena::map_shut(layout.bytes) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
@@ -84,9 +91,8 @@ pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferErro
         }
         mapped => mapped.map_err(no_memory)?,
     };
-    // As many mappings as there will be when all buffers are in use: whether that is allowed is found out
-    // now, not in the middle of the work.
-    let buffers = config.count + config.send_count;
+    // As many mappings as there will be when all buffers are in use: whether the process has so many left is
+    // found out now, not in the middle of the work.
     for access in [Access::ReadWrite, Access::Nothing] {
         for index in 0..buffers {
             layout
@@ -108,11 +114,17 @@ fn is_on(asked: bool, variable: &str) -> Result<bool, BufferError> {
     }
 }
 
+const REMEDY: &str = "each buffer takes two mappings of the process: raise the sysctl vm.max_map_count, or use \
+                      fewer buffers or workers";
+
 fn too_many(error: &io::Error) -> String {
-    format!(
-        "the system refuses to change the access to a buffer's pages ({error}). Each buffer takes two mappings \
-         of the process: raise the sysctl vm.max_map_count, or use fewer buffers or workers"
-    )
+    format!("the system refuses to change the access to a buffer's pages ({error}); {REMEDY}")
+}
+
+/// Mappings that a process may have; `None` where the system does not say. Not left to trying alone, because
+/// whoever else needs a mapping meanwhile would be refused it.
+fn most_mappings() -> Option<u64> {
+    std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
 /// Ends the process because the kernel was stopped from touching memory that was not its own any more.

@@ -4,6 +4,7 @@ mod bind;
 mod choose;
 mod error;
 mod info;
+mod plan;
 
 pub use error::{RuntimeError, StartError};
 pub use info::{ListenerInfo, RuntimeInfo, ShutdownReport, WorkerInfo};
@@ -14,21 +15,17 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::config::{Backend, ConfigError, Descriptors, ListenerConfig, Sharing, WorkerConfig};
+use crate::config::{Backend, Descriptors, ListenerConfig, Sharing, WorkerConfig};
 use crate::driver::sys::{self, Signals};
-use crate::driver::{FD_RESERVE, Feature, MAX_SLOTS, Native, NativeListener};
+use crate::driver::{Feature, Native, NativeListener};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Metrics};
 use crate::worker::{self, Directory, Permits, Remote, Setup, Worker, WorkerListener, WorkerReport};
 
+use plan::{Plan, plan};
+
 /// How long a stopped worker waits for operations that the kernel does not give back.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
-/// Part of a ring's descriptor table that is planned for when connections are spread over several:
-/// the kernel spreads them by a hash, not evenly.
-const TABLE_FILL: f64 = 0.9;
-/// Workers are numbered with 16 bits.
-const MAX_WORKERS: usize = 4096;
-
 /// Prepares a [`Runtime`].
 #[derive(Clone, Debug)]
 pub struct Builder {
@@ -109,57 +106,6 @@ impl Builder {
         self
     }
 
-    /// Number of workers and the worker configuration that the wishes come to.
-    fn plan(&self, nofile: u64, warnings: &mut Vec<String>) -> Result<(usize, WorkerConfig), StartError> {
-        let out_of_range = |what, value: String, allowed: String| {
-            StartError::Config(ConfigError::Range { what, value, allowed })
-        };
-        if !(1..=MAX_WORKERS).contains(&self.workers) {
-            let allowed = format!("1 to {MAX_WORKERS}");
-            return Err(out_of_range("workers", self.workers.to_string(), allowed));
-        }
-        let (mut workers, mut config) = (self.workers, self.worker.clone());
-        if let Some(total) = self.max_connections {
-            if total == 0 || total > u64::from(MAX_SLOTS) * MAX_WORKERS as u64 {
-                let allowed = "1 to the number of file descriptors of the system".to_owned();
-                return Err(out_of_range("max_connections", total.to_string(), allowed));
-            }
-            let table = nofile.clamp(1, 1_000_000);
-            if config.descriptors == Descriptors::Direct && total > table {
-                // Spread over several tables, each has to hold more than its even share.
-                let planned = (table as f64 * TABLE_FILL) as u64;
-                let needed = total.div_ceil(planned.max(1)) as usize;
-                workers = workers.max(needed);
-                if workers > MAX_WORKERS {
-                    let allowed =
-                        format!("at most {} with RLIMIT_NOFILE = {nofile}", planned * MAX_WORKERS as u64);
-                    return Err(out_of_range("max_connections", total.to_string(), allowed));
-                }
-            }
-            config.max_connections = total.min(table) as u32;
-            if config.descriptors == Descriptors::Fd {
-                // Ordinary descriptors are the process's: what exceeds the limit cannot be had.
-                config.max_connections = u32::try_from(total.min(1_000_000)).unwrap_or(u32::MAX);
-            }
-        }
-        // A number that nobody asked for is no reason not to start.
-        let usable = match config.descriptors {
-            Descriptors::Direct => nofile,
-            Descriptors::Fd => nofile.saturating_sub(FD_RESERVE),
-        };
-        let default = WorkerConfig::default().max_connections;
-        if self.max_connections.is_none() && config.max_connections == default && usable < default.into() {
-            config.max_connections = usable.max(1) as u32;
-            warnings.push(format!(
-                "each worker holds at most {usable} connections, not {default}, because RLIMIT_NOFILE is \
-                 {nofile}: raise it (`ulimit -n`, LimitNOFILE=), or ask for more with max_connections, which \
-                 starts more rings",
-            ));
-        }
-        config.check().map_err(StartError::Config)?;
-        Ok((workers, config))
-    }
-
     /// Starts the workers; returns when all of them listen. `make` makes each worker's handler, on
     /// the worker's own thread, from its index.
     ///
@@ -177,7 +123,7 @@ impl Builder {
             // Only a ring has a table of its own.
             wishes.worker.descriptors = Descriptors::Fd;
         }
-        let (workers, config) = wishes.plan(sys::nofile_limit(), &mut warnings)?;
+        let Plan { workers, config, total } = plan(&wishes, sys::nofile_limit(), &mut warnings)?;
         let mut info = Vec::new();
         let mut listeners: Vec<Vec<WorkerListener<NativeListener>>> =
             (0..workers).map(|_| Vec::new()).collect();
@@ -200,7 +146,7 @@ impl Builder {
         }
 
         let directory = worker::directory::<H::Message>(workers, config.mailbox);
-        let permits = Permits::new(self.max_connections.unwrap_or(u64::MAX));
+        let permits = Permits::new(total.unwrap_or(u64::MAX));
         let running = Arc::new(AtomicUsize::new(workers));
         let make = Arc::new(make);
         let mut runtime = Runtime {
@@ -289,7 +235,7 @@ impl Builder {
         }
         runtime.info.workers.sort_by_key(|worker| worker.index);
         let held: u64 = runtime.info.workers.iter().map(|worker| u64::from(worker.max_connections)).sum();
-        runtime.info.max_connections = self.max_connections.map_or(held, |total| total.min(held));
+        runtime.info.max_connections = total.map_or(held, |total| total.min(held));
         Ok(runtime)
     }
 }
@@ -438,9 +384,9 @@ impl<M: Send + 'static> Runtime<M> {
         self.join()
     }
 
-    /// Runs until SIGINT or SIGTERM arrives or the workers end by themselves (asked by
-    /// [`Remote::stop`] or [`Cx::stop`](crate::Cx::stop), or because a handler panicked), then shuts down
-    /// as [`shutdown`](Self::shutdown) does: what a server's `main` ends with.
+    /// Runs until one of [`Signals`] arrives (SIGINT, SIGTERM; on Windows Ctrl-C and its like) or the workers
+    /// end by themselves (asked by [`Remote::stop`] or [`Cx::stop`](crate::Cx::stop), or because a handler
+    /// panicked), then shuts down as [`shutdown`](Self::shutdown) does: what a server's `main` ends with.
     ///
     /// # Errors
     /// [`RuntimeError`] when a worker failed or panicked, so that a supervisor may start it anew.
@@ -498,39 +444,5 @@ impl<M: Send + 'static> Drop for Runtime<M> {
         if !self.threads.is_empty() {
             self.remote.stop(Duration::ZERO);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_connections_than_one_table_holds_mean_more_rings() {
-        let builder = Runtime::builder().max_connections(50_000);
-        let (workers, config) = builder.plan(20_000, &mut Vec::new()).expect("a plan");
-        assert_eq!((workers, config.max_connections), (3, 20_000));
-        let (workers, config) = builder.plan(100_000, &mut Vec::new()).expect("a plan");
-        assert_eq!((workers, config.max_connections), (1, 50_000));
-        let (workers, config) = builder.workers(4).plan(20_000, &mut Vec::new()).expect("a plan");
-        assert_eq!((workers, config.max_connections), (4, 20_000));
-    }
-
-    #[test]
-    fn a_low_descriptor_limit_lowers_the_default_with_a_warning_and_nothing_else() {
-        let mut warnings = Vec::new();
-        let (_, config) = Runtime::builder().plan(1024, &mut warnings).expect("a plan");
-        assert_eq!(config.max_connections, 1024);
-        assert!(warnings[0].contains("RLIMIT_NOFILE is 1024"), "{warnings:?}");
-        warnings.clear();
-        let asked = WorkerConfig { max_connections: 5000, ..WorkerConfig::default() };
-        let (_, config) = Runtime::builder().worker(asked).plan(1024, &mut warnings).expect("a plan");
-        assert_eq!((config.max_connections, warnings.len()), (5000, 0), "the ring refuses it by name");
-    }
-
-    #[test]
-    fn a_wrong_number_of_workers_is_refused() {
-        let text = Runtime::builder().workers(0).plan(20_000, &mut Vec::new()).expect_err("none").to_string();
-        assert_eq!(text, "workers 0 is out of range: allowed is 1 to 4096");
     }
 }

@@ -12,7 +12,7 @@
 //! | `accept.rs` | how many connections are accepted, limits, back-off |
 //! | `table.rs` | slots, generations, the life of a connection |
 //! | `wheel.rs` | timers |
-//! | `mailbox.rs` | reaching a worker from other threads |
+//! | `mailbox/` | reaching a worker from other threads |
 //! | `permits.rs` | the total over all workers |
 //!
 //! What may not enter this room: system calls, `unsafe`, anything that only one kernel has.

@@ -5,23 +5,23 @@
 //! [`Bed::until`] and whatever waits by it, and nowhere else: between two waits a script may tell its peers
 //! and its server any number of things, and nothing can hang.
 
+mod peer;
 mod real;
+mod server;
 mod sim;
+
+pub use peer::{End, Listener, Peer};
+pub use server::Server;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use corelane::{
-    Backend, BufferConfig, Conn, ConnectConfig, ConnectErrorKind, Cx, ListenerConfig, Remote, Snapshot,
-    SocketOptions, WorkerConfig,
-};
+use corelane::{Backend, BufferConfig, ListenerConfig, Remote, Snapshot, SocketOptions, WorkerConfig};
 
-use crate::bytes::same;
 use crate::list::{Column, Scenario};
 use crate::script::{Log, Script, Task};
 
@@ -238,6 +238,11 @@ impl Bed {
         (self.column == Column::Sim).then_some(Duration::from_millis(10))
     }
 
+    /// How much to send: more than a kernel keeps for one connection, if it is to fill up.
+    pub fn size(&self, real: usize, sim: usize) -> usize {
+        if self.is_sim() { sim } else { real }
+    }
+
     /// How many rounds to make: what is cheap on one kernel is not on the other.
     pub fn rounds(&self, real: usize, sim: usize) -> usize {
         match self.column {
@@ -329,308 +334,9 @@ impl Bed {
         let seats = self.servers.borrow().clone();
         for seat in seats {
             let server = Server { bed: &self, seat };
-            if server.seat.report.borrow().is_none() && !matches!(server.seat.ending.get(), true) {
+            if server.seat.report.borrow().is_none() && !server.seat.ending.get() {
                 server.stop(Duration::from_secs(10));
             }
         }
-    }
-}
-
-/// A server of a scenario.
-pub struct Server<'b> {
-    bed: &'b Bed,
-    seat: Rc<Seat>,
-}
-
-impl<'b> Server<'b> {
-    pub fn log(&self) -> &Log {
-        &self.seat.log
-    }
-
-    /// Its first listening address.
-    pub fn addr(&self) -> SocketAddr {
-        self.addrs()[0]
-    }
-
-    pub fn addrs(&self) -> &[SocketAddr] {
-        self.seat.running.addrs()
-    }
-
-    pub fn metrics(&self) -> Snapshot {
-        self.seat.running.metrics()
-    }
-
-    pub fn remote(&self) -> Remote<Task> {
-        self.seat.running.remote()
-    }
-
-    /// Waits until the counters of all workers together say so.
-    pub fn counters(&self, what: &str, mut done: impl FnMut(&Snapshot) -> bool) {
-        self.bed.until(what, || done(&self.metrics()));
-    }
-
-    /// A client, and its connection's serial: it is accepted when this returns.
-    pub fn join(&self) -> (Peer<'b>, usize) {
-        let serial = self.log().begun();
-        let peer = self.bed.connect(self.addr());
-        self.bed.until("the client to be accepted", || self.log().begun() > serial);
-        (peer, serial)
-    }
-
-    pub fn join_narrow(&self) -> (Peer<'b>, usize) {
-        let serial = self.log().begun();
-        let peer = self.bed.connect_narrow(self.addr());
-        self.bed.until("the client to be accepted", || self.log().begun() > serial);
-        (peer, serial)
-    }
-
-    /// Has the first worker's thread do something.
-    pub fn tell(&self, act: impl FnOnce(&mut Cx<'_, Script>) + Send + 'static) {
-        self.remote().post(0, Task::new(act)).expect("the worker takes messages");
-    }
-
-    /// Has the first worker's thread do something, and waits for what it gives.
-    pub fn ask<T: Send + 'static>(&self, act: impl FnOnce(&mut Cx<'_, Script>) -> T + Send + 'static) -> T {
-        let answer = Arc::new(Mutex::new(None));
-        let slot = answer.clone();
-        self.tell(move |cx| {
-            let value = act(cx);
-            *slot.lock().expect("nobody panics here") = Some(value);
-        });
-        let mut got = None;
-        self.bed.until("the worker to answer", || {
-            got = answer.lock().expect("nobody panics here").take();
-            got.is_some()
-        });
-        got.expect("it answered")
-    }
-
-    /// Has a worker do something with a connection, which must be open.
-    pub fn on<T: Send + 'static>(
-        &self,
-        serial: usize,
-        act: impl FnOnce(&mut Conn<'_, Script>) -> T + Send + 'static,
-    ) -> T {
-        let id = self.log().id(serial);
-        self.ask(move |cx| act(&mut cx.conn(id).expect("the connection is open")))
-    }
-
-    /// Begins an outgoing connection; returns its serial.
-    pub fn connect(&self, config: ConnectConfig) -> Result<usize, ConnectErrorKind> {
-        let log = self.log().clone();
-        self.ask(move |cx| log.connect(cx, config))
-    }
-
-    /// Waits for a connection's end and returns why it was.
-    pub fn closed(&self, serial: usize) -> corelane::CloseReason {
-        self.bed.until("the connection's end", || self.log().closed(serial).is_some());
-        self.log().closed(serial).expect("it ended")
-    }
-
-    /// Waits until the connection has received so many bytes.
-    pub fn received(&self, serial: usize, bytes: usize) {
-        self.bed.until("the server to receive everything", || self.log().data_len(serial) >= bytes);
-    }
-
-    /// Waits until no connection and no buffer is left.
-    pub fn empties(&self) {
-        self.counters("no connection and no buffer left", |total| {
-            total.connections == 0 && total.buffers_out == 0
-        });
-    }
-
-    /// Holds the worker up, so that what happens meanwhile it finds all at once; until the guard is dropped.
-    /// In the simulation nothing is held up: there the order is chance's.
-    pub fn hold(&self) -> Option<Hold> {
-        if self.bed.is_sim() {
-            return None;
-        }
-        let (release, wait) = channel::<()>();
-        let held = Arc::new(Mutex::new(false));
-        let here = held.clone();
-        self.tell(move |_| {
-            *here.lock().expect("nobody panics here") = true;
-            // The other end is dropped, which is the signal.
-            let _ = wait.recv();
-        });
-        self.bed.until("the worker to stand still", || *held.lock().expect("nobody panics here"));
-        Some(Hold { _release: release })
-    }
-
-    /// Stops, and checks what must be true of every end.
-    pub fn stop(&self, deadline: Duration) -> Report {
-        self.ends(Ending::Stop(deadline)).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// Waits for the end that is asked for; an error is what the runtime says of its failure.
-    pub fn ends(&self, how: Ending) -> Result<Report, String> {
-        self.end(how);
-        self.ended()
-    }
-
-    /// Begins an end.
-    pub fn end(&self, how: Ending) {
-        self.seat.ending.set(true);
-        self.seat.running.end(how);
-    }
-
-    /// Waits for an end that was begun.
-    pub fn ended(&self) -> Result<Report, String> {
-        let mut ended = None;
-        self.bed.until("the server's end", || {
-            ended = ended.take().or_else(|| self.seat.running.ended());
-            ended.is_some()
-        });
-        let ended = ended.expect("it ended");
-        *self.seat.report.borrow_mut() = Some(ended.clone());
-        if let Ok(report) = &ended {
-            assert_eq!(report.ops_in_kernel, 0, "operations left in the kernel: {report:?}");
-            assert_eq!(report.buffers_outstanding, 0, "buffers out: {report:?}");
-            assert_eq!(report.metrics.connections, 0, "connections held: {report:?}");
-            assert_eq!(report.metrics.stale, 0, "completions that reached a wrong generation: {report:?}");
-            assert!(self.log().all_ended(), "a connection without its end: {}", self.log());
-        }
-        ended
-    }
-}
-
-/// Keeps a worker from going on.
-pub struct Hold {
-    _release: Sender<()>,
-}
-
-/// A foreign listener.
-pub struct Listener<'b> {
-    bed: &'b Bed,
-    inner: Box<dyn Listening>,
-}
-
-impl<'b> Listener<'b> {
-    pub fn addr(&self) -> SocketAddr {
-        self.inner.addr()
-    }
-
-    /// The next connection.
-    pub fn accept(&self) -> Peer<'b> {
-        let mut taken = None;
-        self.bed.until("a connection to a foreign server", || {
-            taken = taken.take().or_else(|| self.inner.accept());
-            taken.is_some()
-        });
-        self.bed.peer(taken.expect("it was accepted"))
-    }
-
-    /// Whether somebody waits to be taken.
-    pub fn try_accept(&self) -> Option<Peer<'b>> {
-        self.inner.accept().map(|socket| self.bed.peer(socket))
-    }
-}
-
-/// How a connection ended for its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Fin,
-    Reset,
-}
-
-/// A foreign program. It reads by itself while the script waits for something, unless told not to.
-pub struct Peer<'b> {
-    bed: &'b Bed,
-    socket: Rc<dyn Socket>,
-    /// Read from the socket, not expected yet.
-    inbox: RefCell<Vec<u8>>,
-    /// Bytes that expectations have used up.
-    taken: Cell<u64>,
-}
-
-impl Peer<'_> {
-    /// The address that the server sees.
-    pub fn addr(&self) -> SocketAddr {
-        self.socket.addr()
-    }
-
-    pub fn send(&self, bytes: &[u8]) {
-        self.socket.send(bytes);
-    }
-
-    /// Sends, and waits until the kernel has it.
-    pub fn send_now(&self, bytes: &[u8]) {
-        self.socket.send(bytes);
-        self.bed.until("a kernel to take what a client sends", || self.socket.sent_all());
-    }
-
-    pub fn sent_all(&self) -> bool {
-        self.socket.sent_all()
-    }
-
-    pub fn set_reading(&self, reading: bool) {
-        self.socket.set_reading(reading);
-    }
-
-    pub fn read_limit(&self, bytes: u64) {
-        self.socket.read_limit(bytes);
-    }
-
-    pub fn shutdown(&self) {
-        self.socket.shutdown();
-    }
-
-    pub fn close(&self) {
-        self.socket.close();
-    }
-
-    pub fn reset(&self) {
-        self.socket.reset();
-    }
-
-    pub fn is_over(&self) -> bool {
-        self.socket.is_eof() || self.socket.is_reset()
-    }
-
-    /// Bytes received and not expected yet.
-    pub fn waiting(&self) -> u64 {
-        self.socket.total() - self.taken.get()
-    }
-
-    /// Everything received and not expected yet.
-    pub fn take(&self) -> Vec<u8> {
-        let mut inbox = self.inbox.borrow_mut();
-        inbox.extend(self.socket.take());
-        self.taken.set(self.taken.get() + inbox.len() as u64);
-        std::mem::take(&mut inbox)
-    }
-
-    /// Expects exactly these bytes next; more may follow.
-    pub fn expect(&self, wanted: &[u8]) {
-        self.bed.until("a client to receive what it should", || {
-            self.waiting() >= wanted.len() as u64 || self.is_over()
-        });
-        let mut inbox = self.inbox.borrow_mut();
-        inbox.extend(self.socket.take());
-        let n = inbox.len().min(wanted.len());
-        same(&inbox[..n], wanted, "what a client received");
-        inbox.drain(..n);
-        self.taken.set(self.taken.get() + n as u64);
-    }
-
-    /// Sends `bytes` and expects the same back.
-    pub fn exchange(&self, bytes: &[u8]) {
-        self.send(bytes);
-        self.expect(bytes);
-    }
-
-    /// Waits for the end of the stream, whichever it is.
-    pub fn end(&self) -> End {
-        self.bed.until("a client to see its connection's end", || self.is_over());
-        if self.socket.is_reset() { End::Reset } else { End::Fin }
-    }
-
-    /// Expects a clean end, and nothing before it.
-    pub fn expect_eof(&self) {
-        assert_eq!((self.end(), self.waiting()), (End::Fin, 0), "a clean end, with nothing before it");
-    }
-
-    pub fn expect_reset(&self) {
-        assert_eq!(self.end(), End::Reset);
     }
 }

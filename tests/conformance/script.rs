@@ -250,7 +250,9 @@ pub struct Script {
 }
 
 /// Work for a worker's thread.
-pub struct Task(Box<dyn FnOnce(&mut Cx<'_, Script>) + Send>);
+pub struct Task(Act);
+
+type Act = Box<dyn FnOnce(&mut Cx<'_, Script>) + Send>;
 
 impl Task {
     pub fn new(act: impl FnOnce(&mut Cx<'_, Script>) + Send + 'static) -> Self {

@@ -26,7 +26,8 @@ use crate::{Failure, exit, proc, show, units};
     corelane bench\n  \
     corelane bench --quick --json bench.json\n\n\
     Starts a server on one core and the load generator on another, and runs: echo, 64 connections, 64 bytes; echo, \
-    1000 connections, 1 KiB; 5000 connections with a heartbeat each second. Takes about 25 seconds, --quick about 8.")]
+    1000 connections, 1 KiB; 5000 connections with a heartbeat each second. Where the server stands on io_uring, each is run once more \
+    with the server on epoll, as a control: the same code on another kernel interface. Takes about 50 seconds, --quick about 16.")]
 pub struct Bench {
     /// Write the result as JSON (corelane-bench/1); '-' is standard output, the table then goes to standard error
     #[arg(long, value_name = "FILE")]
@@ -35,6 +36,10 @@ pub struct Bench {
     /// Kernel interface of both sides: auto, io_uring, epoll or iocp; auto is what CORELANE_BACKEND says, else the best that there is
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
     backend: Backend,
+
+    /// Leave out the control on epoll
+    #[arg(long)]
+    no_control: bool,
 
     /// Shorter windows: to see that it works, not to quote
     #[arg(long)]
@@ -77,10 +82,21 @@ struct Document {
     scenarios: Vec<Measured>,
 }
 
+impl Document {
+    /// Every run, controls included.
+    fn runs(&self) -> impl Iterator<Item = &Measured> {
+        self.scenarios.iter().flat_map(|measured| [Some(measured), measured.control.as_deref()]).flatten()
+    }
+}
+
 /// The figures of one scenario, and where they come from.
 #[derive(Debug, Serialize)]
 struct Measured {
     name: String,
+    /// The kernel interface that the server stood on.
+    backend: String,
+    /// The same with the server on epoll, run right before or after.
+    control: Option<Box<Measured>>,
     messages_per_s: f64,
     p50_us: f64,
     p99_us: f64,
@@ -122,8 +138,15 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
     };
     for scenario in &SCENARIOS {
         say!("running: {}", scenario.name);
-        let measured =
-            measure(scenario, &args, server_cpu, load_cpu).map_err(|failure| failure.at(scenario.name))?;
+        let run = |backend| {
+            measure(scenario, &args, backend, server_cpu, load_cpu)
+                .map_err(|failure| failure.at(scenario.name))
+        };
+        let mut measured = run(args.backend)?;
+        if measured.backend == Backend::IoUring.as_str() && !args.no_control {
+            say!("running: {}, on epoll", scenario.name);
+            measured.control = Some(Box::new(run(Backend::Epoll)?));
+        }
         document.scenarios.push(measured);
     }
     if let Some(environment) = document.scenarios.first().and_then(|first| first.server.get("environment")) {
@@ -134,10 +157,10 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
         }
     }
     output::publish(&table(&document), sink, &document)?;
-    let any = |code| document.scenarios.iter().any(|measured| measured.load.verdict.exit_code == code);
+    let any = |code| document.runs().any(|measured| measured.load.verdict.exit_code == code);
     Ok(ExitCode::from(match () {
         () if any(exit::FAILURE) => exit::FAILURE,
-        () if document.scenarios.iter().any(|measured| !measured.valid) => exit::SATURATED,
+        () if document.runs().any(|measured| !measured.valid) => exit::SATURATED,
         () => exit::OK,
     }))
 }
@@ -250,12 +273,13 @@ fn strings(args: &[&str]) -> Vec<String> {
 fn measure(
     scenario: &Scenario,
     wishes: &Bench,
+    backend: Backend,
     server_cpu: usize,
     load_cpu: usize,
 ) -> Result<Measured, Failure> {
     let mut args = strings(&["serve", scenario.server, "--listen", "127.0.0.1:0", "--report-json", "-"]);
     args.extend(strings(&["--until-stdin-ends", "--shutdown-timeout", "3s"]));
-    args.extend(strings(&["--backend", wishes.backend.as_str(), "--cpus", &server_cpu.to_string()]));
+    args.extend(strings(&["--backend", backend.as_str(), "--cpus", &server_cpu.to_string()]));
     let mut server = Process::start("server", &args)?;
     let line = server.line(PATIENCE)?;
     let address = line
@@ -290,6 +314,8 @@ fn figures(name: &str, load: Report, server: Value) -> Measured {
     let enters = counter("enters").zip(counter("messages")).filter(|&(_, messages)| messages > 0.0);
     Measured {
         name: name.to_owned(),
+        backend: server["environment"]["backend"].as_str().unwrap_or("unknown").to_owned(),
+        control: None,
         messages_per_s: load.window.messages_per_s,
         p50_us: load.window.response_us.p50_us,
         p99_us: load.window.response_us.p99_us,
@@ -344,27 +370,13 @@ fn table(document: &Document) -> String {
         "\n{:<23}{:>11}{:>10}{:>10}{:>10}{:>12}{:>13}{:>12}{:>8}\n",
         "", "messages/s", "p50", "p99", "p99.9", "server CPU", "memory/conn", "enters/msg", "errors"
     ));
-    let micros = |value: f64| show::nanos((value * 1e3).round() as u64);
     for measured in &document.scenarios {
-        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-        out.push_str(&format!(
-            "{:<23}{:>11}{:>10}{:>10}{:>10}{:>12}{:>13}{:>12}{:>8}{}\n",
-            measured.name,
-            show::rate(measured.messages_per_s),
-            micros(measured.p50_us),
-            micros(measured.p99_us),
-            micros(measured.p999_us),
-            or_dash(measured.server_cpu_us_per_message.map(|value| format!("{value:.2} µs"))),
-            or_dash(measured.server_rss_bytes_per_connection.map(|value| format!("{value:.0} B"))),
-            or_dash(measured.server_enters_per_message.map(|value| format!("{value:.3}"))),
-            show::count(measured.errors),
-            match () {
-                () if measured.load.verdict.failed => "  FAILED",
-                () if !measured.valid => "  INVALID",
-                () => "",
-            },
-        ));
+        out.push_str(&row(&measured.name, measured));
+        if let Some(control) = &measured.control {
+            out.push_str(&row(&format!("  on {}", control.backend), control));
+        }
     }
+    out.push_str(&ratios(&document.scenarios));
     let fixed = environment.features.iter().any(|feature| feature.on && feature.name == "FIXED_BUFFERS");
     out.push_str(&format!(
         "\nserver CPU: user and kernel time per message; memory/conn: growth of the server's resident memory per\n\
@@ -376,12 +388,55 @@ fn table(document: &Document) -> String {
             "this system does not tell about another process: no CPU time and memory of the server\n",
         );
     }
-    let notes = document.scenarios.iter().flat_map(|measured| {
+    let notes = document.runs().flat_map(|measured| {
         let verdict = &measured.load.verdict;
-        verdict.reasons.iter().chain(&verdict.notes).map(|note| format!("{}: {note}\n", measured.name))
+        let place = format!("{}, {}", measured.name, measured.backend);
+        verdict.reasons.iter().chain(&verdict.notes).map(move |note| format!("{place}: {note}\n"))
     });
     out.extend(notes);
     out
+}
+
+/// One run as a line of the table.
+fn row(name: &str, measured: &Measured) -> String {
+    let micros = |value: f64| show::nanos((value * 1e3).round() as u64);
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    format!(
+        "{:<23}{:>11}{:>10}{:>10}{:>10}{:>12}{:>13}{:>12}{:>8}{}\n",
+        name,
+        show::rate(measured.messages_per_s),
+        micros(measured.p50_us),
+        micros(measured.p99_us),
+        micros(measured.p999_us),
+        or_dash(measured.server_cpu_us_per_message.map(|value| format!("{value:.2} µs"))),
+        or_dash(measured.server_rss_bytes_per_connection.map(|value| format!("{value:.0} B"))),
+        or_dash(measured.server_enters_per_message.map(|value| format!("{value:.3}"))),
+        show::count(measured.errors),
+        match () {
+            () if measured.load.verdict.failed => "  FAILED",
+            () if !measured.valid => "  INVALID",
+            () => "",
+        },
+    )
+}
+
+/// What io_uring does with the work of epoll, scenario by scenario; nothing where there was no control.
+fn ratios(scenarios: &[Measured]) -> String {
+    let ratio = |of: fn(&Measured) -> Option<f64>| {
+        let each = scenarios.iter().filter_map(|measured| {
+            let control = of(measured.control.as_deref()?).filter(|&value| value > 0.0)?;
+            Some(format!("{:.2}", of(measured)? / control))
+        });
+        each.collect::<Vec<_>>().join(", ")
+    };
+    let cpu = ratio(|measured| measured.server_cpu_us_per_message);
+    let p99 = ratio(|measured| Some(measured.p99_us));
+    if cpu.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\nio_uring over epoll (one round each; benches/backends.py makes medians): server CPU {cpu}; p99 {p99}\n"
+    )
 }
 
 #[cfg(test)]
@@ -420,6 +475,21 @@ mod tests {
         document.environment.fallback = Some("epoll is used instead of io_uring: forbidden".to_owned());
         let text = table(&document);
         assert!(text.contains("\nepoll: \nepoll is used instead of io_uring: forbidden\n"), "{text}");
+    }
+
+    #[test]
+    fn a_control_has_a_row_of_its_own_and_a_ratio() {
+        let mut document = document(false);
+        assert!(!table(&document).contains("over epoll"), "there was no control");
+        let counters = serde_json::json!({ "counters": {}, "environment": { "backend": "epoll" } });
+        let mut control = figures("echo, 64 × 64 B", sample::report(), counters);
+        control.server_cpu_us_per_message = Some(8.0);
+        document.scenarios[0].server_cpu_us_per_message = Some(6.0);
+        document.scenarios[0].control = Some(Box::new(control));
+        let text = table(&document);
+        let row = text.lines().find(|line| line.starts_with("  on epoll")).expect("a row");
+        assert!(row.contains("8.00 µs"), "{row}");
+        assert!(text.contains("server CPU 0.75; p99 1.00"), "{text}");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Asked for are `AcceptEx`, `GetAcceptExSockaddrs` and `ConnectEx`. Not used, and where they would go:
 //!
 //! * `DisconnectEx` with `TF_REUSE_SOCKET` would make sockets that were closed by both sides ready for
-//!   another `AcceptEx`, instead of `closesocket` in `submit.rs` and a new one in `listeners.rs`. Not built: such
-//!   a socket stays bound to the port of the worker that had it, can sit in TIME_WAIT for minutes, and under
-//!   Wine 8 `AcceptEx` on it succeeds and gives a connection that is dead.
+//!   another `AcceptEx`, instead of `closesocket` in `submit.rs` and a new one in `listeners.rs`. Not built:
+//!   such a socket stays bound to the port of the worker that had it, can sit in TIME_WAIT for minutes, and
+//!   under Wine 8 `AcceptEx` on it succeeds and gives a connection that is dead.
 //! * `TransmitFile` would be another kind of operation on a connection's object for sending. Not built: a
 //!   driver's `send` takes memory only, on every system.
 //! * The registered I/O functions (RIO) are the counterpart of registered buffers, but want sockets made for

@@ -129,8 +129,8 @@ fn received(socket: SOCKET, room: &mut [u8], flags: i32) -> Result<usize, i32> {
 
 /// Whether a connection whose peer has ended the stream, and this side has not, is gone altogether.
 ///
-/// For Wine only: its server takes the error of a reset off the socket when it comes, and the next receive finds
-/// nothing but the end. The system below knows no peer any more then; after a plain FIN it does.
+/// For Wine only: its server takes the error of a reset off the socket when it comes, and the next receive
+/// finds nothing but the end. The system below knows no peer any more then; after a plain FIN it does.
 pub(super) fn is_gone(socket: SOCKET) -> bool {
     sys::peer_address(socket as RawSocket).is_err()
 }

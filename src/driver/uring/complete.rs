@@ -5,6 +5,7 @@
 //! with a completion is taken first, whoever the completion is for, so that it returns on every path.
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
@@ -133,7 +134,8 @@ impl UringDriver {
             return Some(Event::AcceptFailed { listener, mode, error: error(result) });
         }
         let peer = if self.peer_addresses && !self.direct { sys::peer_address(result).ok() } else { None };
-        Some(Event::Accepted { listener, socket: Socket(result), peer, mode, armed })
+        let socket = self.accepted(result);
+        Some(Event::Accepted { listener, socket, peer, mode, armed })
     }
 
     fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
@@ -144,7 +146,17 @@ impl UringDriver {
         if result < 0 {
             return Some(Event::AcceptFailed { listener, mode, error: error(result) });
         }
-        Some(Event::Accepted { listener, socket: Socket(result), peer, mode, armed: false })
+        let socket = self.accepted(result);
+        Some(Event::Accepted { listener, socket, peer, mode, armed: false })
+    }
+
+    /// Keeps an accepted descriptor until it is adopted or discarded.
+    fn accepted(&mut self, socket: i32) -> Socket {
+        if !self.direct {
+            // SAFETY: the kernel has just made this descriptor, for this completion alone (invariant 5).
+            self.passing.push_back(unsafe { OwnedFd::from_raw_fd(socket) });
+        }
+        Socket(socket)
     }
 
     /// An outgoing socket is in the descriptor table (or not): now it can be connected.

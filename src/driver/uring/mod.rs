@@ -31,7 +31,7 @@ pub(crate) use setup::probe;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -68,6 +68,9 @@ pub(crate) struct UringDriver {
     counters: Arc<Counters>,
     slots: Slots,
     listeners: Listeners,
+    /// Ordinary descriptors that were accepted and wait to be adopted or discarded, the oldest first: whoever
+    /// has them may panic, and they would stay open.
+    passing: VecDeque<OwnedFd>,
     /// Targets of outgoing connections whose sockets are being registered, by slot.
     registering: BTreeMap<u32, RawAddress>,
     /// Completions copied out of the queue, and how many of them are translated.
@@ -123,6 +126,16 @@ impl UringDriver {
         let socket = slot.socket(direct);
         self.in_flight += 1;
         self.submission.close(socket, encode(Kind::Close, key), &self.counters);
+    }
+
+    /// An accepted descriptor has found its place.
+    fn passed(&mut self, socket: &Socket) {
+        // The oldest goes first, unless it waits for a permit; so this looks at few.
+        let found = self.passing.iter().position(|fd| fd.as_raw_fd() == socket.0);
+        if let Some(fd) = found.and_then(|at| self.passing.remove(at)) {
+            // Closed by an operation from now on.
+            let _ = fd.into_raw_fd();
+        }
     }
 
     fn cancel(&mut self, kind: Kind, key: Key, report: Kind) {
@@ -231,6 +244,7 @@ impl Native for UringDriver {
             counters,
             slots: Slots::new(config.max_connections),
             listeners: Listeners::default(),
+            passing: VecDeque::new(),
             registering: BTreeMap::new(),
             entries: Vec::with_capacity(256),
             taken: 0,
@@ -332,17 +346,18 @@ impl Driver for UringDriver {
     }
 
     fn adopt(&mut self, key: Key, socket: Socket) {
+        self.passed(&socket);
         self.slots.open(key, socket.0);
     }
 
     fn discard(&mut self, socket: Socket) {
+        self.passed(&socket);
         let reference = if self.direct { SocketRef::Fixed(socket.0 as u32) } else { SocketRef::Fd(socket.0) };
         let ignore = encode(Kind::Ignore, Key { slot: 0, generation: 0 });
         self.submission.close(reference, ignore, &self.counters);
     }
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
-        use std::os::fd::IntoRawFd;
         let fd = sys::client(config)?;
         let target = RawAddress::from(config.target);
         if !self.direct {

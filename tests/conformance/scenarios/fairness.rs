@@ -41,7 +41,7 @@ pub fn two_floods_progress_side_by_side(bed: &Bed) {
     let server = bed.serve(Plan::default(), |script| script);
     let (one, first) = server.join();
     let (two, second) = server.join();
-    let bytes = pattern(2, bed.rounds(4 << 20, 1 << 20));
+    let bytes = pattern(2, bed.size(4 << 20, 1 << 20));
     let hold = server.hold();
     one.send(&bytes);
     two.send(&bytes);

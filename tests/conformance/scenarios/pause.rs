@@ -103,7 +103,7 @@ pub fn reset_during_a_pause_comes_after_the_data(bed: &Bed) {
 pub fn pause_slows_the_peer_down(bed: &Bed) {
     let server = paused(bed);
     let (peer, serial) = server.join();
-    let bytes = pattern(3, bed.rounds(16 << 20, 1 << 20));
+    let bytes = pattern(3, bed.size(16 << 20, 1 << 20));
     peer.send(&bytes);
     bed.pass(millis(50));
     assert!(!peer.sent_all(), "everything went to where nobody reads");

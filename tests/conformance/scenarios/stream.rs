@@ -129,7 +129,6 @@ pub fn eight_megabytes_reach_a_slow_reader(bed: &Bed) {
 pub fn empty_payload_is_harmless(bed: &Bed) {
     let server = bed.serve(Plan::default(), |script| {
         script.data(|conn, data| {
-            // Not zero where the completion of the answer before is later than the next question.
             let before = conn.unsent();
             conn.send("").expect("it is open");
             assert_eq!(conn.unsent(), before);

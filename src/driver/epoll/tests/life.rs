@@ -347,13 +347,12 @@ fn a_shared_listener_is_served_by_whoever_accepts_and_outlives_one_of_them() {
     }
     one.remove_listener(first);
     let stale = one.counters.stale.get();
-    let socket = {
-        let _client = client(addr);
-        accept(&mut two, second)
-    };
-    two.discard(socket);
+    let waiting = client(addr);
     quiet(&mut one);
     assert_eq!(one.counters.stale.get(), stale, "it is still told of a listener that it has given up");
+    let socket = accept(&mut two, second);
+    two.discard(socket);
+    drop(waiting);
     end(one);
     end(two);
 }

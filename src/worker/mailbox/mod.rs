@@ -1,16 +1,22 @@
 //! How other threads reach a worker: a bounded mailbox each, and one coalesced wake-up.
+//!
+//! `sync.rs`: what a mailbox is made of. `model.rs`: the mailbox in every interleaving.
+
+#[cfg(all(test, loom))]
+mod model;
+mod sync;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use crossbeam_queue::ArrayQueue;
 
 use crate::buffer::Detached;
 use crate::driver::Waker;
 use crate::handler::ConnId;
+
+use sync::{ArrayQueue, AtomicBool, OnceLock};
 
 /// What may lie in a mailbox.
 pub(crate) enum Envelope<M> {
@@ -38,7 +44,8 @@ impl<W: Waker> AnyWaker for W {
 }
 
 pub(crate) struct Mailbox<M> {
-    queue: ArrayQueue<Envelope<M>>,
+    /// What waits, oldest first; empty places only in a closed mailbox.
+    queue: ArrayQueue<Option<Envelope<M>>>,
     /// Set by the first sender after the worker looked; the others need not wake it.
     notified: AtomicBool,
     /// Set when the worker no longer takes messages.
@@ -60,8 +67,14 @@ impl<M> Mailbox<M> {
     }
 
     /// Gives the mailbox the waker of its worker; senders before that are seen in the first turn.
+    ///
+    /// A sender may have queued and marked, and found no waker, without this thread seeing the mark yet. So
+    /// the mark is set here as well: whoever marked before, this step orders him before the first drain;
+    /// whoever marks after it sees the waker.
     pub(crate) fn attach<W: Waker>(&self, waker: W) {
-        let _ = self.waker.set(Box::new(waker));
+        let is_first = self.waker.set(Box::new(waker)).is_ok();
+        debug_assert!(is_first, "a mailbox has one worker");
+        self.notify();
     }
 
     /// The waker, as the driver type that made it.
@@ -69,13 +82,16 @@ impl<M> Mailbox<M> {
         self.waker.get()?.as_any().downcast_ref()
     }
 
-    /// Queues an envelope. `Ok(true)`: the worker must be woken.
-    fn push(&self, envelope: Envelope<M>) -> Result<bool, Refused<M>> {
+    /// Queues an envelope, without marking.
+    fn queue(&self, envelope: Envelope<M>) -> Result<(), RemoteError<Envelope<M>>> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(Refused { envelope, full: false });
+            return Err(RemoteError::Stopped(envelope));
         }
-        self.queue.push(envelope).map_err(|envelope| Refused { envelope, full: true })?;
-        Ok(self.notify())
+        // The place that is refused holds what was to be put there.
+        let Err(Some(envelope)) = self.queue.push(Some(envelope)) else { return Ok(()) };
+        // A closed mailbox is full for ever.
+        let closed = self.closed.load(Ordering::Acquire);
+        Err(if closed { RemoteError::Stopped(envelope) } else { RemoteError::Full(envelope) })
     }
 
     /// Marks that there is something to look at; true for the first who does.
@@ -105,28 +121,31 @@ impl<M> Mailbox<M> {
     }
 
     /// Puts the mark back because the worker stopped before the mailbox was empty.
+    ///
+    /// A swap, not a store: a sender may have marked meanwhile, and a store would cut the next drain off
+    /// from what he queued before.
     pub(crate) fn mark_again(&self) {
-        self.notified.store(true, Ordering::SeqCst);
+        self.notified.swap(true, Ordering::SeqCst);
     }
 
     pub(crate) fn pop(&self) -> Option<Envelope<M>> {
-        self.queue.pop()
+        self.queue.pop().flatten()
     }
 
     pub(crate) fn stop_request(&self) -> Option<Duration> {
         self.stop.get().copied()
     }
 
-    /// Refuses what comes from now on. Returns what lay there unread.
+    /// Refuses what comes from now on. Returns how many lay there unread, which are dropped.
+    ///
+    /// A sender that looked just before may still be about to queue something that nobody would read or
+    /// count. So the mailbox is filled with empty places, the first half of which makes it full (if such
+    /// senders do not), and the second half pushes out what is left. After that nobody finds room in it.
     pub(crate) fn close(&self) -> usize {
         self.closed.store(true, Ordering::Release);
-        std::iter::from_fn(|| self.queue.pop()).count()
+        let pushed_out = (0..2 * self.queue.capacity()).filter_map(|_| self.queue.force_push(None));
+        pushed_out.filter(Option::is_some).count()
     }
-}
-
-struct Refused<M> {
-    envelope: Envelope<M>,
-    full: bool,
 }
 
 /// All mailboxes of a runtime.
@@ -289,9 +308,8 @@ pub(crate) fn post<M>(
     let Some(mailbox) = directory.get(worker) else {
         return Err(RemoteError::Stopped(envelope));
     };
-    mailbox.push(envelope).map_err(|Refused { envelope, full }| {
-        if full { RemoteError::Full(envelope) } else { RemoteError::Stopped(envelope) }
-    })
+    mailbox.queue(envelope)?;
+    Ok(mailbox.notify())
 }
 
 /// Puts an envelope into a worker's mailbox without marking it: the caller marks and wakes.
@@ -301,10 +319,7 @@ pub(crate) fn queue<M>(
     envelope: Envelope<M>,
 ) -> Result<(), RemoteError<Envelope<M>>> {
     let Some(mailbox) = directory.get(worker) else { return Err(RemoteError::Stopped(envelope)) };
-    if mailbox.closed.load(Ordering::Acquire) {
-        return Err(RemoteError::Stopped(envelope));
-    }
-    mailbox.queue.push(envelope).map_err(RemoteError::Full)
+    mailbox.queue(envelope)
 }
 
 /// The message in a refused user envelope.
@@ -315,7 +330,7 @@ pub(crate) fn unwrap_message<M>(error: RemoteError<Envelope<M>>) -> RemoteError<
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
@@ -335,6 +350,9 @@ mod tests {
         let wakes = Arc::new(AtomicUsize::new(0));
         directory[0].attach(Counting(wakes.clone()));
         let remote = Remote::new(directory.clone());
+        remote.post(0, 0).expect("room");
+        assert_eq!(wakes.load(Ordering::SeqCst), 0, "the worker's first turn is still to come");
+        directory[0].begin_drain();
         for n in 0..5 {
             remote.post(0, n).expect("room");
         }
