@@ -156,7 +156,7 @@ fn a_close_with_unread_answers_reaches_the_worker_as_a_reset_or_an_end() {
 
 #[test]
 fn what_a_peer_sent_before_it_vanished_is_delivered_although_answers_fail() {
-    for seed in seeds(200) {
+    for seed in seeds(400) {
         let sim = Sim::new(SimConfig::seeded(seed));
         let log = Log::default();
         let got = Rc::new(RefCell::new(Vec::new()));

@@ -365,7 +365,8 @@ impl Sim {
     }
 
     /// Ends everything that goes wrong: no faults any more, partitions heal, stalls are over, operations
-    /// that ignored a cancel obey it, buffers that were held come back. What is already late stays so.
+    /// that ignored a cancel obey it, buffers that were held come back, and who waits on a connection whose
+    /// other end is gone learns of it (as keepalive would tell). What is already late stays so.
     pub fn calm(&self) {
         self.0.world.borrow_mut().calm();
     }

@@ -226,6 +226,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// A send failed. What the peer sent before is still there to be received, so the connection is
     /// closed when receiving has come to its end, if it is going on.
     fn on_send_failed(&mut self, slot: u32, error: &io::Error) {
+        let deliver = self.core.may_deliver(slot);
         let entry = self.core.table.get_mut(slot);
         let reason = match (entry.phase, entry.reason) {
             (Phase::Open, _) => CloseReason::from_error(error),
@@ -235,6 +236,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         };
         let receiving = entry.phase == Phase::Open
             && (entry.flags.has(Flags::ARMED) && !entry.flags.has(Flags::CANCELLING)
+                // Between two receives: the next one is armed at the end of this turn.
+                || !entry.flags.has(Flags::ARMED.and(Flags::RX_EOF)) && deliver
                 || entry.flags.has(Flags::STARVED.and(Flags::TX_FAILED))
                 || !entry.held.is_empty());
         if !receiving {

@@ -175,6 +175,23 @@ impl World {
         }
     }
 
+    /// Ends whose other end is gone, or is to be reset, with the news lost on the way, learn of it, as
+    /// keepalive would tell them some time: otherwise who only waits for an answer would wait for ever.
+    pub(crate) fn tell_half_open(&mut self) {
+        let mut gone = Vec::new();
+        for (id, conn) in &self.conns {
+            for side in [0, 1] {
+                let dead = conn.ends[side].state == State::Dead;
+                if (dead || conn.reset_lost) && conn.ends[1 - side].state == State::Open {
+                    gone.push(Sock { conn: *id, side });
+                }
+            }
+        }
+        for sock in gone {
+            self.transmit(sock, Packet::Rst);
+        }
+    }
+
     pub(crate) fn reset_from_the_middle(&mut self, conn: u64) {
         for side in [0, 1] {
             self.transmit(Sock { conn, side }, Packet::Rst);

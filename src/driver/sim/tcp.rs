@@ -107,6 +107,8 @@ pub(crate) struct Conn {
     pub(crate) listener: Option<u32>,
     /// Until then nothing passes.
     pub(crate) stalled_until: Time,
+    /// A reset of it got lost.
+    pub(crate) reset_lost: bool,
     /// Bytes that have arrived at either end.
     pub(crate) arrived: u64,
 }
@@ -144,6 +146,7 @@ impl World {
             pipes: [pipe(), pipe()],
             listener: None,
             stalled_until: Time::ZERO,
+            reset_lost: false,
             arrived: 0,
         };
         let id = self.fresh();
@@ -301,7 +304,7 @@ impl World {
                 self.wake_reader(to);
             }
             // Nobody repeats a reset: behind a partition it is lost, and the other end half open.
-            Packet::Rst if cut && conn.ends[to.side].state == State::Open => {}
+            Packet::Rst if cut && conn.ends[to.side].state == State::Open => conn.reset_lost = true,
             Packet::Rst => self.reset_arrived(to),
         }
         self.forget(to.conn);

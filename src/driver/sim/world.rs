@@ -201,6 +201,7 @@ impl World {
         for conn in self.conns.values_mut() {
             conn.stalled_until = Time::ZERO;
         }
+        self.tell_half_open();
         self.calm_rings();
     }
 
