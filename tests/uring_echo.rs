@@ -33,7 +33,11 @@ fn read_in_pieces(mut stream: &TcpStream, seed: u64) -> Vec<u8> {
     let (mut all, mut room) = (Vec::new(), vec![0; 20_000]);
     loop {
         let most = rng.within(1, room.len());
-        let n = stream.read(&mut room[..most]).expect("read");
+        let n = match stream.read(&mut room[..most]) {
+            // A read with a timeout is interrupted also when the process is merely stopped and continued.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read.expect("read"),
+        };
         if n == 0 {
             return all;
         }

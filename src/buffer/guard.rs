@@ -77,13 +77,6 @@ pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferErro
         let layout = Layout::plain(config);
         return Ok((Arena::map(layout.bytes).map_err(no_memory)?, layout));
     }
-    let buffers = config.count + config.send_count;
-    if let Some(most) = most_mappings()
-        && u64::from(buffers) * 2 >= most
-    {
-        let why = format!("{REMEDY} (it is {most} now, for {buffers} buffers)");
-        return Err(BufferError::Guard { why });
-    }
     let layout = Layout::guarded(config, page());
     let arena = match Arena::map_shut(layout.bytes) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
@@ -91,6 +84,13 @@ pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferErro
         }
         mapped => mapped.map_err(no_memory)?,
     };
+    let buffers = config.count + config.send_count;
+    if let Some(most) = most_mappings()
+        && u64::from(buffers) * 2 >= most
+    {
+        let why = format!("{REMEDY} (it is {most} now, for {buffers} buffers)");
+        return Err(BufferError::Guard { why });
+    }
     // As many mappings as there will be when all buffers are in use: whether the process has so many left is
     // found out now, not in the middle of the work.
     for access in [Access::ReadWrite, Access::Nothing] {
