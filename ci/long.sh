@@ -19,6 +19,11 @@ for what in "$@"; do
             if ! cargo "+$toolchain" --version >/dev/null 2>&1; then
                 summary+=("$what skipped: no toolchain '$toolchain' (rustup toolchain install $toolchain, or TOOLCHAIN=)")
                 continue
+            fi
+            source=$(rustc "+$toolchain" --print sysroot)/lib/rustlib/src/rust/library
+            if [ "$what" = tsan ] && [ ! -d "$source" ]; then
+                summary+=("$what skipped: no standard library source (rustup component add rust-src --toolchain $toolchain)")
+                continue
             fi ;;
     esac
     bash "ci/$what.sh" || { outcome=FAILED; failed=1; }
