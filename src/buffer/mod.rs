@@ -58,6 +58,20 @@ impl Memory {
         Ok(Self { pool: Pool::new(config)?, chunks: Chunks::with_capacity(buffers) })
     }
 
+    /// An operation ended with `EFAULT`: it was given memory that the kernel must not access. Every pointer is a
+    /// driver's own, so the operation came too late or went too far; guard mode is there to make that visible.
+    #[cfg(target_os = "linux")]
+    #[cold]
+    pub(crate) fn fault(&self, counters: &crate::metrics::Counters, what: std::fmt::Arguments<'_>) {
+        counters.faults.add(1);
+        if self.pool.is_guarded() {
+            guard::violated(format_args!(
+                "guard mode: the kernel was stopped from accessing memory that it no longer has ({what} ended with \
+                 EFAULT)"
+            ));
+        }
+    }
+
     /// Forgets one handle of each part on purpose: the memory then stays mapped until the process
     /// ends. The only answer when the kernel did not give operations back in time.
     pub(crate) fn leak(&self) {

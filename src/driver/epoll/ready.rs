@@ -205,7 +205,12 @@ impl EpollDriver {
                 slot.state.remove(State::READABLE.and(State::READ_ON));
                 None
             }
-            Err(error) => Some(self.end_recv(key, RecvEnd::Failed(error))),
+            Err(error) => {
+                if errno(&error) == libc::EFAULT {
+                    self.memory.fault(&self.counters, format_args!("receiving of {key:?}"));
+                }
+                Some(self.end_recv(key, RecvEnd::Failed(error)))
+            }
         }
     }
 

@@ -121,7 +121,12 @@ impl EpollDriver {
         match self.attempt(key) {
             Ok(Attempt::Over) => self.end_send(key, 0),
             Ok(Attempt::Full) => self.await_room(key),
-            Err(error) => self.fail_send(key, errno(&error)),
+            Err(error) => {
+                if errno(&error) == libc::EFAULT {
+                    self.memory.fault(&self.counters, format_args!("sending of {key:?}"));
+                }
+                self.fail_send(key, errno(&error));
+            }
         }
     }
 

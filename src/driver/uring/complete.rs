@@ -9,7 +9,6 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
-use crate::buffer;
 use crate::driver::{AcceptMode, Event, Key, ListenerId, Socket, sys};
 
 use super::UringDriver;
@@ -56,7 +55,7 @@ impl UringDriver {
             return None;
         };
         if result == -libc::EFAULT {
-            self.fault(kind, key);
+            self.memory.fault(&self.counters, format_args!("{kind:?} of {key:?}"));
         }
         match kind {
             Kind::Recv => self.received(key, result, flags),
@@ -90,19 +89,6 @@ impl UringDriver {
                 None
             }
             Kind::Ignore | Kind::Cancel => None,
-        }
-    }
-
-    /// An operation was given memory that it must not access. Every pointer is this driver's own, so it
-    /// came too late or went too far; guard mode is there to make that visible.
-    #[cold]
-    fn fault(&self, kind: Kind, key: Key) {
-        self.counters.faults.add(1);
-        if self.memory.pool.is_guarded() {
-            buffer::guard::violated(format_args!(
-                "guard mode: the kernel was stopped from accessing memory that it no longer has ({kind:?} of \
-                 {key:?} ended with EFAULT)"
-            ));
         }
     }
 
