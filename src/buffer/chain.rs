@@ -209,6 +209,7 @@ impl Chunks {
     /// Calls `run` with the chain's bytes behind the first `skip`, in order: those of at most `MOST` payloads,
     /// none of them empty.
     #[inline]
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "for the epoll driver"))]
     pub(crate) fn with_slices<const MOST: usize, R>(
         &self,
         chain: &Chain,

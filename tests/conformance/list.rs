@@ -18,6 +18,7 @@ pub enum Column {
     /// io_uring with the least that the backend works with, and ordinary descriptors.
     UringLeast,
     /// What `Backend::Auto` comes to; for systems that forbid io_uring.
+    #[cfg_attr(windows, allow(dead_code, reason = "it is played on Linux"))]
     Auto,
     Epoll,
     Iocp,
