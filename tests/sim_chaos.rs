@@ -236,7 +236,7 @@ fn after_any_history_every_table_and_pool_is_at_its_starting_level() {
             },
             high_water: 3_000,
             low_water: 500,
-            send_limit: 3_200,
+            send_limit: 3_000,
             auto_pause: seed % 5 > 0,
             idle_timeout: Some(5 * SECOND),
             close_timeout: millis(200),
