@@ -12,7 +12,7 @@ use crate::buffer::{BufferConfig, BufferError};
 pub enum Backend {
     /// What the environment variable `CORELANE_BACKEND` says (`auto`, `io_uring`, `epoll` or `iocp`); if it
     /// says nothing, the best that the system allows: io_uring, and epoll where io_uring is refused,
-    /// which is said in one line on standard error and in [`RuntimeInfo::fallback`](crate::RuntimeInfo).
+    /// which is said in one line on standard error (once per process) and in [`RuntimeInfo::fallback`](crate::RuntimeInfo).
     /// On Windows: I/O completion ports.
     #[default]
     Auto,

@@ -17,7 +17,7 @@ const ANSWERS: [(&str, i32, &str); 2] =
     [("EPERM", libc::EPERM, "seccomp"), ("ENOSYS", libc::ENOSYS, "not implemented (ENOSYS)")];
 
 /// Installs the filter that a child's role names.
-fn forbid(role: &str) {
+fn forbid_all(role: &str) {
     let (_, errno, _) = ANSWERS.iter().find(|(name, ..)| role.starts_with(name)).expect("a known answer");
     forbid_io_uring(*errno);
 }
@@ -78,7 +78,7 @@ fn tell_of(builder: Builder) {
 fn auto_goes_on_with_epoll_and_says_why_once() {
     const NAME: &str = "auto_goes_on_with_epoll_and_says_why_once";
     if let Some(role) = role() {
-        forbid(&role);
+        forbid_all(&role);
         return tell_of(Runtime::builder());
     }
     for (answer, _, cause) in ANSWERS {
@@ -96,11 +96,35 @@ fn auto_goes_on_with_epoll_and_says_why_once() {
     }
 }
 
+/// A profile may allow a ring to be made and forbid what it is for: that is seen before anybody is served.
+#[test]
+fn a_filter_that_forbids_a_part_of_io_uring_is_seen_at_the_start() {
+    const NAME: &str = "a_filter_that_forbids_a_part_of_io_uring_is_seen_at_the_start";
+    let calls = [("enter", libc::SYS_io_uring_enter), ("register", libc::SYS_io_uring_register)];
+    if let Some(role) = role() {
+        let (_, call) = calls.iter().find(|(name, _)| role.contains(name)).expect("a known call");
+        let (_, errno, _) = ANSWERS.iter().find(|(name, ..)| role.starts_with(name)).expect("a known answer");
+        support::forbid(*call, *call, *errno);
+        let asked = if role.ends_with("asked") { Backend::IoUring } else { Backend::Auto };
+        return tell_of(Runtime::builder().backend(asked));
+    }
+    for (answer, ..) in ANSWERS {
+        for (call, _) in calls {
+            let (said, library) = rerun_telling(NAME, &format!("{answer} {call}"), None);
+            assert_eq!(said[0], "backend epoll", "{answer} for {call}: {said:?}");
+            assert!(library.len() == 1 && library[0].contains("a seccomp filter forbids"), "{library:?}");
+            let (said, _) = rerun_telling(NAME, &format!("{answer} {call} asked"), None);
+            assert_eq!(said[0], "error seccomp", "{answer} for {call}: {said:?}");
+            assert!(said[1].contains("profile") && said[1].contains("backend auto or epoll"), "{said:?}");
+        }
+    }
+}
+
 #[test]
 fn who_insists_on_io_uring_is_told_why_it_is_not_to_be_had() {
     const NAME: &str = "who_insists_on_io_uring_is_told_why_it_is_not_to_be_had";
     if let Some(role) = role() {
-        forbid(&role);
+        forbid_all(&role);
         let asked = if role.ends_with("asked") { Backend::IoUring } else { Backend::Auto };
         return tell_of(Runtime::builder().backend(asked));
     }
@@ -122,7 +146,7 @@ fn who_asks_for_epoll_gets_it_without_a_word() {
     const NAME: &str = "who_asks_for_epoll_gets_it_without_a_word";
     if let Some(role) = role() {
         if role != "no filter" {
-            forbid(&role);
+            forbid_all(&role);
         }
         let asked = if role == "ENOSYS" { Backend::Auto } else { Backend::Epoll };
         return tell_of(Runtime::builder().backend(asked));
@@ -157,6 +181,6 @@ fn run_under_a_filter() {
     let run = std::env::var("CORELANE_RUN").expect("CORELANE_RUN: a program and its arguments");
     let mut words = run.split_whitespace();
     let program = words.next().expect("CORELANE_RUN: a program");
-    forbid(&std::env::var("CORELANE_ANSWER").expect("CORELANE_ANSWER: EPERM or ENOSYS"));
+    forbid_all(&std::env::var("CORELANE_ANSWER").expect("CORELANE_ANSWER: EPERM or ENOSYS"));
     panic!("{program}: {}", Command::new(program).args(words).exec());
 }

@@ -338,6 +338,11 @@ fn what_was_found_on_this_kernel_is_reported_with_reasons() {
         let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
         let info = runtime.info();
         assert_eq!((info.backend, &info.fallback), (Backend::IoUring, &None));
+        let text = info.to_string();
+        assert!(
+            text.starts_with("io_uring on kernel ") && text.contains("\n2 worker(s), at most "),
+            "{text}"
+        );
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs");
         assert_eq!(info.kernel, release.trim());
         assert!(info.features.len() >= 5, "{:?}", info.features);

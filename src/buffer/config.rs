@@ -44,7 +44,13 @@ impl BufferConfig {
         self.size as usize * (self.count as usize + self.send_count as usize)
     }
 
-    /// Checks the ranges.
+    /// Whether guard mode is asked for, here or by the environment.
+    pub(super) fn is_guarded(&self) -> Result<bool, BufferError> {
+        let value = std::env::var_os(Self::GUARD_VARIABLE).unwrap_or_default();
+        super::guard::is_on(self.guard, &value.to_string_lossy())
+    }
+
+    /// Checks the ranges, and the variable [`GUARD_VARIABLE`](Self::GUARD_VARIABLE).
     ///
     /// # Errors
     /// [`BufferError`] naming the field, its value and what is allowed.
@@ -59,6 +65,7 @@ impl BufferConfig {
         if self.send_count > 32768 {
             return refuse("send_count", self.send_count, "0 to 32768 buffers");
         }
+        self.is_guarded()?;
         Ok(())
     }
 }
@@ -82,6 +89,11 @@ pub enum BufferError {
         /// What the system said.
         source: io::Error,
     },
+    /// The environment variable [`BufferConfig::GUARD_VARIABLE`] says neither yes nor no.
+    Variable {
+        /// What it says.
+        value: String,
+    },
     /// [`BufferConfig::guard`] cannot be had.
     Guard {
         /// Why, and the remedy.
@@ -99,6 +111,11 @@ impl fmt::Display for BufferError {
                 f,
                 "no memory for {bytes} bytes of buffers ({source}): choose fewer or smaller buffers"
             ),
+            Self::Variable { value } => write!(
+                f,
+                "{} is {value:?}: 1 puts every buffer on pages of its own, 0 does not",
+                BufferConfig::GUARD_VARIABLE,
+            ),
             Self::Guard { why } => write!(f, "guard pages for buffers are not to be had: {why}"),
         }
     }
@@ -107,7 +124,7 @@ impl fmt::Display for BufferError {
 impl std::error::Error for BufferError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Range { .. } | Self::Guard { .. } => None,
+            Self::Range { .. } | Self::Variable { .. } | Self::Guard { .. } => None,
             Self::Memory { source, .. } => Some(source),
         }
     }

@@ -71,9 +71,8 @@ impl Layout {
 
 /// An arena for `config`, and where its buffers lie. In guard mode all of them are inaccessible.
 pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferError> {
-    let value = std::env::var_os(BufferConfig::GUARD_VARIABLE).unwrap_or_default();
     let no_memory = |source| BufferError::Memory { bytes: config.arena_bytes(), source };
-    if !is_on(config.guard, &value.to_string_lossy())? {
+    if !config.is_guarded()? {
         let layout = Layout::plain(config);
         return Ok((Arena::map(layout.bytes).map_err(no_memory)?, layout));
     }
@@ -104,13 +103,11 @@ pub(super) fn arena(config: &BufferConfig) -> Result<(Arena, Layout), BufferErro
 }
 
 /// Whether guard mode is asked for, by the configuration or by the variable's value.
-fn is_on(asked: bool, variable: &str) -> Result<bool, BufferError> {
+pub(super) fn is_on(asked: bool, variable: &str) -> Result<bool, BufferError> {
     match variable {
         "" | "0" => Ok(asked),
         "1" => Ok(true),
-        other => Err(BufferError::Guard {
-            why: format!("{} is {other:?}: 1 turns them on, 0 leaves them off", BufferConfig::GUARD_VARIABLE),
-        }),
+        other => Err(BufferError::Variable { value: other.to_owned() }),
     }
 }
 

@@ -83,9 +83,9 @@ impl fmt::Display for SetupError {
                 if value == "1" { "only for unprivileged processes" } else { "for everybody" },
             ),
             Self::Seccomp => f.write_str(
-                "io_uring_setup is refused (EPERM) although kernel.io_uring_disabled allows it: a seccomp \
-                 filter forbids it, as the default profiles of Docker and containerd do; allow \
-                 io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
+                "io_uring is refused (EPERM, or ENOSYS for a part of it) although kernel.io_uring_disabled allows it: a seccomp filter forbids \
+                 io_uring_setup, io_uring_enter or io_uring_register, as the default profiles of Docker and containerd \
+                 do; allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
             ),
             Self::Unavailable { backend, needs } => {
                 write!(f, "the backend {backend} needs {needs}; leave the choice to corelane (auto)")
@@ -133,6 +133,21 @@ pub(crate) struct DriverInfo {
 }
 
 impl SetupError {
+    /// A system call failed. For want of descriptors, which has a remedy, it is a limit.
+    pub(crate) fn os(what: &'static str, source: io::Error) -> Self {
+        #[cfg(target_os = "linux")]
+        if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            return Self::Limit {
+                what: format!(
+                    "no file descriptor left for {what} ({source}): raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE=; \
+                     now {}), or close what is not needed",
+                    sys::nofile_limit(),
+                ),
+            };
+        }
+        Self::Os { what, source }
+    }
+
     /// Whether this is the kernel's refusal of a whole interface, so that another one may do. A limit
     /// that is too low is not: the remedy is to raise it.
     pub fn is_refusal(&self) -> bool {

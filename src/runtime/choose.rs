@@ -6,7 +6,7 @@ use crate::driver::SetupError;
 use super::StartError;
 
 /// What the wish comes to, and why it is not the best that there is, if it is not. A fallback is also said
-/// on standard error: whoever runs the program is to learn of it, whatever the program does with its
+/// on standard error, once per process: whoever runs the program is to learn of it, whatever the program does with its
 /// [`RuntimeInfo`](super::RuntimeInfo).
 ///
 /// # Errors
@@ -22,7 +22,8 @@ pub(super) fn backend(asked: Backend) -> Result<(Backend, Option<String>), Start
     };
     let (backend, fallback) = system(asked).map_err(StartError::Kernel)?;
     if let Some(line) = &fallback {
-        eprintln!("corelane: {line}");
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| eprintln!("corelane: {line}"));
     }
     Ok((backend, fallback))
 }

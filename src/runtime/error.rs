@@ -80,6 +80,9 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
+            Self::Kernel(error) if error.is_refusal() => {
+                write!(f, "{error}; or let epoll take its place (backend auto or epoll)")
+            }
             Self::Kernel(error) => error.fmt(f),
             Self::Bind { addr, source } => {
                 write!(f, "cannot listen on {addr}: {source}")?;

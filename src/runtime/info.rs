@@ -29,6 +29,30 @@ pub struct RuntimeInfo {
     pub warnings: Vec<String>,
 }
 
+/// What an operator wants to know at the start, one thing a line: backend, kernel, features in use, those that are
+/// not and why, workers, and warnings.
+impl fmt::Display for RuntimeInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on kernel {}:", self.backend, self.kernel)?;
+        let mut separator = " ";
+        for feature in self.features.iter().filter(|feature| feature.on) {
+            write!(f, "{separator}{}", feature.name)?;
+            separator = ", ";
+        }
+        for feature in self.features.iter().filter(|feature| !feature.on) {
+            write!(f, "\nwithout {}: {}", feature.name, feature.why)?;
+        }
+        write!(f, "\n{} worker(s), at most {} connections", self.workers.len(), self.max_connections)?;
+        for listener in &self.listeners {
+            write!(f, ", listening on {}", listener.addr)?;
+        }
+        for warning in &self.warnings {
+            write!(f, "\nwarning: {warning}")?;
+        }
+        Ok(())
+    }
+}
+
 /// A listening address as it came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

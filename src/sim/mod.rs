@@ -131,7 +131,7 @@
 //! | [`LostCancel`](Fault::LostCancel) | [`lost_cancel`](Faults::lost_cancel) | the operation ended before `IORING_OP_ASYNC_CANCEL` found it | does not notice |
 //! | [`StuckCancel`](Fault::StuckCancel) | [`stuck_cancel`](Faults::stuck_cancel) | a kernel bug, a worker thread in an uninterruptible sleep; a stop then leaks the memory and says so | is told by the report |
 //! | [`SegmentLoss`](Fault::SegmentLoss) | [`segment_loss`](Faults::segment_loss) | TCP's repetition after at least 200 ms | is slow |
-//! | [`Stall`](Fault::Stall), [`Sim::stall`] | [`stall`](Faults::stall) | a path that drops everything for a while; TCP repeats after 0.2, 0.4, 0.8 s and so on | has time limits |
+//! | [`Stall`](Fault::Stall), [`Sim::stall`] | [`stall`](Faults::stall) | a path that drops everything for a while; TCP repeats after 0.2, 0.4, 0.8 s and so on; resets are lost and not repeated, so an end may stay half open until it sends (or [`Sim::calm`]) | has time limits |
 //! | [`Partition`](Fault::Partition), [`Sim::partition`] and its like | – | the same for an address, between two hosts, or one way; resets are lost and not repeated; after 15 minutes ETIMEDOUT | has time limits |
 //! | [`Reset`](Fault::Reset), [`Peer::reset`] | [`reset`](Faults::reset) | RST from a middlebox or the peer: data before it is delivered first, then ECONNRESET (once; a later send gets EPIPE) | closes |
 //! | [`TimedOut`](Fault::TimedOut) | [`timed_out`](Faults::timed_out) | ETIMEDOUT of keepalive or `TCP_USER_TIMEOUT`; the other end learns nothing until it sends | closes |
@@ -248,7 +248,11 @@ struct Inner {
 
 impl Sim {
     /// A world without workers and peers, at time zero.
+    ///
+    /// # Panics
+    /// When a probability of its faults is not within 0 to 1.
     pub fn new(config: SimConfig) -> Self {
+        config.faults.check();
         let world = World::shared(Settings {
             seed: config.seed,
             latency: config.latency,
@@ -311,7 +315,8 @@ impl Sim {
         worker::start(self, count, config, listeners, handler)
     }
 
-    /// A foreign client that connects to `addr`, from an address that nobody else has.
+    /// A foreign client that connects to `addr`, from a port that nobody else has: on the same host, as over
+    /// loopback. Partitions between hosts need [`connect_from`](Self::connect_from).
     pub fn connect(&self, addr: SocketAddr) -> Peer {
         let id = self.0.world.borrow_mut().peer_connect(None, addr);
         Peer::new(self.0.world.clone(), id)
@@ -332,7 +337,11 @@ impl Sim {
     // ---- what goes wrong
 
     /// Changes what goes wrong by chance from now on.
+    ///
+    /// # Panics
+    /// When a probability is not within 0 to 1.
     pub fn set_faults(&self, faults: Faults) {
+        faults.check();
         self.0.world.borrow_mut().settings.faults = faults;
     }
 

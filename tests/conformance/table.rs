@@ -24,16 +24,27 @@ fn page() -> String {
          one of them on io_uring. ✓: it is played and ends as described. \"differs\": it is played, with the \
          expectation that the text gives. \"n/a\": it cannot be played there, for the reason given. \
          Where the system has no io_uring, its columns say so and are skipped.\n\n\
-         | column | what it is |\n|---|---|\n\
-         | uring | io_uring with everything that the kernel has; direct descriptors |\n\
-         | uring, fds | io_uring with ordinary descriptors |\n\
-         | uring 5.19 | io_uring with what Linux 5.19 has of it (`UringFeatures::LINUX_5_19`) |\n\
-         | uring least | the least that the backend works with (`UringFeatures::LEAST`), ordinary descriptors |\n\
-         | epoll | epoll; and once more under seccomp filters that forbid io_uring (`ci/seccomp.sh`), also by `Backend::Auto` |\n\
-         | iocp | I/O completion ports (run under Wine) |\n\
-         | sim | the simulated kernel, 5 seeds (`CORELANE_SIM_SEEDS=0..1000` widens the search) |\n\
-         | sim + faults | the simulated kernel with everything going wrong that a correct program does not notice, 3 seeds |\n",
+         | column | tests | what it is |\n|---|---|---|\n\
+         | uring | `uring::` | io_uring with everything that the kernel has; direct descriptors |\n\
+         | uring, fds | `uring_fd::` | io_uring with ordinary descriptors |\n\
+         | uring 5.19 | `uring_5_19::` | io_uring with what Linux 5.19 has of it (`UringFeatures::LINUX_5_19`) |\n\
+         | uring least | `uring_least::` | the least that the backend works with (`UringFeatures::LEAST`), ordinary descriptors |\n\
+         | epoll | `epoll::`, `auto::` | epoll; and once more under seccomp filters that forbid io_uring (`ci/seccomp.sh`), also by `Backend::Auto` |\n\
+         | iocp | `iocp::` | I/O completion ports (run under Wine) |\n\
+         | sim | `sim::` | the simulated kernel, 5 seeds (`CORELANE_SIM_SEEDS=0..1000` widens the search) |\n\
+         | sim + faults | `sim_faults::` | the simulated kernel with everything going wrong that a correct program does not notice, 3 seeds |\n",
     );
+    page.push_str(
+        "\n## Exceptions\n\nEverywhere else the columns agree.\n\n| scenario | column | |\n|---|---|---|\n",
+    );
+    for scenario in LIST {
+        for (column, name) in Column::SHOWN {
+            let cell = cell(scenario, column);
+            if cell != "✓" {
+                writeln!(page, "| `{}` | {name} | {cell} |", scenario.name).expect("a string");
+            }
+        }
+    }
     let mut topic = "";
     for scenario in LIST {
         if scenario.topic != topic {

@@ -122,6 +122,14 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
             std::process::exit(exit::INTERRUPTED.into());
         }
     });
+    // Found out before anything is started; the children would each say it in their own way.
+    if args.backend == Backend::Auto
+        && let Ok(value) = std::env::var(Backend::VARIABLE)
+        && !value.is_empty()
+        && let Err(error) = units::backend(&value)
+    {
+        return Err(Failure::usage(format!("{}: {error}", Backend::VARIABLE)));
+    }
     let sink = args.json.as_deref().map(|path| Sink::open("--json", path)).transpose()?;
     let cpus = proc::allowed_cpus();
     let server_cpu = cpus.first().copied().unwrap_or(0);
@@ -146,6 +154,10 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
         if measured.backend == Backend::IoUring.as_str() && !args.no_control {
             say!("running: {}, on epoll", scenario.name);
             measured.control = Some(Box::new(run(Backend::Epoll)?));
+        }
+        let environment = &measured.server["environment"];
+        if let (true, Some(fallback)) = (document.scenarios.is_empty(), environment["fallback"].as_str()) {
+            say!("warning: {fallback}");
         }
         document.scenarios.push(measured);
     }

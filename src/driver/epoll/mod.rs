@@ -157,8 +157,8 @@ impl Native for EpollDriver {
         _memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError> {
         let (epoll, memory, info) = setup::parts(config)?;
-        let waker = EpollWaker::new()
-            .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
+        let waker =
+            EpollWaker::new().map_err(|source| SetupError::os("making a wake-up descriptor", source))?;
         let likely = (config.max_connections as usize).min(1024);
         let mut driver = Self {
             epoll,
@@ -178,7 +178,7 @@ impl Native for EpollDriver {
         };
         driver
             .watch(waker.counter(), INTEREST, Source::Wake)
-            .map_err(|source| SetupError::Os { what: "watching the wake-up descriptor", source })?;
+            .map_err(|source| SetupError::os("watching the wake-up descriptor", source))?;
         Ok((driver, info))
     }
 }

@@ -35,8 +35,7 @@ pub(super) fn parts(config: &WorkerConfig) -> Result<(Epoll, Memory, DriverInfo)
     let epoll = Epoll::new().map_err(refused)?;
     let memory = Memory::new(&config.buffers)?;
     if let Some(slack) = config.timer_slack {
-        sys::set_timer_slack(slack)
-            .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
+        sys::set_timer_slack(slack).map_err(|source| SetupError::os("setting the timer slack", source))?;
     }
     let mut warnings = Vec::new();
     let watches = sys::sysctl("fs/epoll/max_user_watches").and_then(|text| text.parse::<u64>().ok());

@@ -98,6 +98,39 @@ impl Default for Faults {
 }
 
 impl Faults {
+    /// A slip of the pen is not to pass for a mild or a merciless world.
+    ///
+    /// # Panics
+    /// When a probability is not within 0 to 1.
+    pub(crate) fn check(&self) {
+        let all = [
+            ("accept_error", self.accept_error),
+            ("accept_aborted", self.accept_aborted),
+            ("connect_error", self.connect_error),
+            ("unreachable", self.unreachable),
+            ("short_recv", self.short_recv),
+            ("no_buffer", self.no_buffer),
+            ("recv_stop", self.recv_stop),
+            ("cq_overflow", self.cq_overflow),
+            ("short_send", self.short_send),
+            ("late_completion", self.late_completion),
+            ("lost_cancel", self.lost_cancel),
+            ("stuck_cancel", self.stuck_cancel),
+            ("segment_loss", self.segment_loss),
+            ("stall", self.stall),
+            ("reset", self.reset),
+            ("timed_out", self.timed_out),
+            ("pause", self.pause),
+            ("clock_jump", self.clock_jump),
+        ];
+        for (name, probability) in all {
+            assert!(
+                (0.0..=1.0).contains(&probability),
+                "Faults::{name} is {probability}: a probability is 0 to 1"
+            );
+        }
+    }
+
     /// Nothing goes wrong.
     pub fn none() -> Self {
         Self::default()
@@ -139,5 +172,25 @@ impl Faults {
             clock_jump: probability / 100.0,
             ..Self::benign(probability)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Faults;
+
+    #[test]
+    fn a_probability_that_is_none_is_refused_by_its_name() {
+        for (bad, text) in [
+            (1.5, "Faults::reset is 1.5"),
+            (f64::NAN, "Faults::reset is NaN"),
+            (-0.1, "Faults::reset is -0.1"),
+        ] {
+            let faults = Faults { reset: bad, ..Faults::none() };
+            let panic = std::panic::catch_unwind(|| faults.check()).expect_err("no probability");
+            let message = panic.downcast_ref::<String>().expect("a message");
+            assert!(message.starts_with(text), "{message}");
+        }
+        Faults::hostile(1.0).check();
     }
 }

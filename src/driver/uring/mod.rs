@@ -223,10 +223,10 @@ impl Native for UringDriver {
         let setup::Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, mut features, warnings } =
             setup::parts(config, memlock)?;
         let waker = UringWaker::new(ring.as_raw_fd())
-            .map_err(|source| SetupError::Os { what: "making a wake-up descriptor", source })?;
+            .map_err(|source| SetupError::os("making a wake-up descriptor", source))?;
         if let Some(slack) = config.timer_slack {
             sys::set_timer_slack(slack)
-                .map_err(|source| SetupError::Os { what: "setting the timer slack", source })?;
+                .map_err(|source| SetupError::os("setting the timer slack", source))?;
         }
         let multishot_accept = config.uring.multishot_accept;
         features.push(setup::feature(

@@ -169,16 +169,33 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
 pub(crate) fn probe() -> Result<(), SetupError> {
     let attempt = || {
         let config = WorkerConfig { sq_entries: 8, cq_entries: 16, ..WorkerConfig::default() };
-        let ring = best_ring(&config, &mut Vec::new())?;
-        required(&ring).map(drop)
+        let mut ring = best_ring(&config, &mut Vec::new())?;
+        required(&mut ring).map(drop)
     };
     let os = |source| SetupError::Os { what: "starting a thread that tries io_uring", source };
     let thread = std::thread::Builder::new().name("corelane-probe".to_owned()).spawn(attempt).map_err(os)?;
     thread.join().unwrap_or_else(|_| Err(os(io::Error::other("it panicked"))))
 }
 
+/// Enters the kernel once, with an operation that does nothing: a filter may forbid that alone.
+fn enter(ring: &mut IoUring) -> Result<(), SetupError> {
+    let entry = opcode::Nop::new().build();
+    // SAFETY: the operation points to nothing (invariant 6).
+    let pushed = unsafe { ring.submission().push(&entry) };
+    let entered = match pushed {
+        Ok(()) => ring.submit_and_wait(1).map(drop),
+        Err(_) => Err(io::Error::other("an empty queue has no room")),
+    };
+    ring.completion().for_each(drop);
+    entered.map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => SetupError::Seccomp,
+        _ => SetupError::Os { what: "io_uring_enter", source },
+    })
+}
+
 /// Checks what nothing works without; tells whether there is multishot receive.
-fn required(ring: &IoUring) -> Result<bool, SetupError> {
+fn required(ring: &mut IoUring) -> Result<bool, SetupError> {
+    enter(ring)?;
     let params = ring.params();
     if !params.is_feature_submit_stable() || !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
         return Err(SetupError::Missing {
@@ -188,10 +205,9 @@ fn required(ring: &IoUring) -> Result<bool, SetupError> {
         });
     }
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|source| SetupError::Missing {
-        what: "IORING_REGISTER_PROBE",
-        since: "5.6",
-        source,
+    ring.submitter().register_probe(&mut probe).map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => SetupError::Seccomp,
+        _ => SetupError::Missing { what: "IORING_REGISTER_PROBE", since: "5.6", source },
     })?;
     // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
     Ok(probe.is_supported(opcode::SendZc::CODE))
@@ -206,9 +222,9 @@ pub(super) fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -
 pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts, SetupError> {
     let mut features = Vec::new();
     let mut warnings = Vec::new();
-    let ring = ring(config, memlock, &mut features, &mut warnings)?;
+    let mut ring = ring(config, memlock, &mut features, &mut warnings)?;
 
-    let multishot_recv = required(&ring)?;
+    let multishot_recv = required(&mut ring)?;
     let no_iowait = ring.params().is_feature_no_iowait();
     features.push(feature(
         "ENTER_NO_IOWAIT",
