@@ -50,8 +50,10 @@ impl IocpDriver {
     #[inline]
     fn translate(&mut self, entry: &OVERLAPPED_ENTRY) -> Option<Event> {
         if entry.lpCompletionKey == port::WAKE {
-            // First this, then the event: a wake from now on posts a packet of its own.
-            self.port.waking.store(false, Ordering::Release);
+            // First this, then the event: a wake from now on posts a packet of its own. A swap, not a store:
+            // whoever still found the mark set must have what he left before seen by this thread from here on,
+            // and a store could come after the worker's look into its mailbox.
+            self.port.waking.swap(false, Ordering::AcqRel);
             return Some(Event::Woken);
         }
         if entry.lpOverlapped.is_null() {
