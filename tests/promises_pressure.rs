@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use corelane::{Backend, BufferConfig, Descriptors, ListenerConfig, Runtime, WorkerConfig};
+use corelane::{Backend, BufferConfig, ConnectConfig, Descriptors, ListenerConfig, Runtime, WorkerConfig};
 use support::*;
 
 use std::io::Write;
@@ -330,5 +330,54 @@ fn short_of_descriptors() {
         }
     }
     drop(filling);
+    stop(runtime);
+}
+
+const NO_ROOM_LEFT: &str = "who_waited_for_a_descriptor_is_served_though_no_accept_is_armed_anew";
+
+/// An accept fails for want of a descriptor while others stay armed, and until it may be tried again an
+/// outgoing connection takes the place that it would have been armed for.
+#[test]
+fn who_waited_for_a_descriptor_is_served_though_no_accept_is_armed_anew() {
+    if let Some(role) = role() {
+        return no_room_left(role.parse().expect("a backend"));
+    }
+    for backend in [Backend::IoUring, Backend::Epoll] {
+        let limit = ["sh", "-c", "ulimit -n 64; exec \"$0\" \"$@\""];
+        let mut child = rerun(NO_ROOM_LEFT, backend.as_str(), &limit);
+        let first = child.hears();
+        let Ok(addr) = first.parse() else {
+            assert!(first.starts_with("skipped"), "{first}");
+            continue;
+        };
+        let mut stream = connect(addr);
+        stream.write_all(b"waiting").expect("write");
+        assert_eq!(child.hears(), "room again");
+        expect(&mut stream, b"waiting");
+        drop(stream);
+        child.ends();
+    }
+}
+
+fn no_room_left(backend: Backend) {
+    let config = WorkerConfig { descriptors: Descriptors::Fd, max_connections: 8, ..WorkerConfig::default() };
+    let builder = Runtime::builder().backend(backend).worker(config).listen(any_port());
+    let Some(runtime) = start(builder, |_| Hooks::echo()) else { return say("skipped") };
+    let target = std::net::TcpListener::bind(any_port()).expect("a listener");
+    let target_addr = target.local_addr().expect("its address");
+    let mut filling = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        filling.push(file);
+    }
+    say(&addr(&runtime).to_string());
+    // By now the next attempt is 200 ms away.
+    counters(&runtime, "failed accepts", |total| total.accept_errors >= 6);
+    ask(&runtime.remote(), 0, move |cx| {
+        drop(filling);
+        cx.connect(ConnectConfig::new(target_addr), ()).expect("room for one");
+    });
+    say("room again");
+    assert_eq!(hear(), None);
+    drop(target);
     stop(runtime);
 }

@@ -41,6 +41,9 @@ pub(crate) struct Acceptor {
     cancelling: bool,
     backoff: Duration,
     retry_at: Option<Time>,
+    /// An accept has failed and none was armed since: whoever it failed for waits in the queue, and those that
+    /// are still armed may be told of newcomers only.
+    failed: bool,
     /// Whether accepting is held up by a limit (for counting the change only).
     limited: bool,
     removed: bool,
@@ -64,6 +67,7 @@ impl Acceptor {
             cancelling: false,
             backoff: BACKOFF_FIRST,
             retry_at: None,
+            failed: false,
             limited: false,
             removed: false,
         }
@@ -121,7 +125,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let cancelled = acceptor.cancelling && is_cancelled(error);
         acceptor.ended(mode);
         self.check_accept = true;
-        if cancelled || is_transient(error) {
+        if cancelled {
+            return;
+        }
+        acceptor.failed = true;
+        if is_transient(error) {
             return;
         }
         self.core.counters.accept_errors.add(1);
@@ -218,6 +226,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 acceptor.limited = false;
                 if !acceptor.multishot && !acceptor.cancelling {
                     acceptor.multishot = true;
+                    acceptor.failed = false;
                     self.driver.accept(acceptor.id, AcceptMode::Multishot);
                 }
                 continue;
@@ -234,6 +243,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             }
             let more = ONCE_ARMED.saturating_sub(acceptor.once);
             let more = room.min(total).min(more.into()) as u32;
+            if std::mem::take(&mut acceptor.failed) && more == 0 && acceptor.once > 0 {
+                // There is no room for one more that would find out whether it goes now: so all are armed anew.
+                acceptor.cancelling = true;
+                self.driver.cancel_accept(acceptor.id);
+                continue;
+            }
             for _ in 0..more {
                 self.driver.accept(acceptor.id, AcceptMode::Once);
             }

@@ -1,6 +1,6 @@
 //! The way up: packets, and what was done without one, become events.
 
-use std::os::windows::io::IntoRawSocket;
+use std::os::windows::io::AsRawSocket;
 
 use windows_sys::Win32::Networking::WinSock::{SOCKET, WSAEWOULDBLOCK};
 use windows_sys::Win32::System::IO::OVERLAPPED_ENTRY;
@@ -50,8 +50,10 @@ impl IocpDriver {
     #[inline]
     fn translate(&mut self, entry: &OVERLAPPED_ENTRY) -> Option<Event> {
         if entry.lpCompletionKey == port::WAKE {
-            // First this, then the event: a wake from now on posts a packet of its own.
-            self.port.waking.store(false, Ordering::Release);
+            // First this, then the event: a wake from now on posts a packet of its own. A swap, not a store:
+            // whoever still found the mark set must have what he left before seen by this thread from here on,
+            // and a store could come after the worker's look into its mailbox.
+            self.port.waking.swap(false, Ordering::AcqRel);
             return Some(Event::Woken);
         }
         if entry.lpOverlapped.is_null() {
@@ -265,7 +267,8 @@ impl IocpDriver {
         self.in_flight = self.in_flight.saturating_sub(1);
         match ended {
             Ok(ended) => {
-                let socket = Socket::from_handle(ended.socket.into_raw_socket() as SOCKET);
+                let socket = Socket::from_handle(ended.socket.as_raw_socket() as SOCKET);
+                self.passing.push_back(ended.socket);
                 Some(Event::Accepted { listener, socket, peer: ended.peer, mode, armed: false })
             }
             Err(number) => Some(Event::AcceptFailed { listener, mode, error: error::io(number) }),

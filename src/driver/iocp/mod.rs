@@ -92,6 +92,7 @@ pub(crate) use listeners::IocpListener;
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::windows::io::{AsRawSocket, IntoRawSocket, OwnedSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -140,6 +141,9 @@ pub(crate) struct IocpDriver {
     slots: Slots,
     ops: OpTable,
     listeners: Listeners,
+    /// Accepted sockets between `Accepted` and `adopt` or `discard`: kept here, so that they are closed with
+    /// the driver if it comes to neither (a handler panicked).
+    passing: VecDeque<OwnedSocket>,
     /// For IPv4 and for IPv6, where there are sockets of it.
     extensions: [Option<Extensions>; 2],
     /// Operations that succeed at once bring no packet.
@@ -214,6 +218,14 @@ impl IocpDriver {
         left
     }
 
+    /// An accepted socket has found its place.
+    fn passed(&mut self, socket: &Socket) -> Option<OwnedSocket> {
+        // The oldest goes first, unless it waits for a permit; so this looks at few.
+        let handle = socket.handle() as std::os::windows::io::RawSocket;
+        let found = self.passing.iter().position(|passing| passing.as_raw_socket() == handle)?;
+        self.passing.remove(found)
+    }
+
     /// Takes packets; waits for the first one if there is nothing else to do.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let busy = self.has_events() || !self.later.is_empty();
@@ -286,6 +298,7 @@ impl Native for IocpDriver {
             slots: Slots::new(config.max_connections),
             ops: OpTable::default(),
             listeners: Listeners::default(),
+            passing: VecDeque::new(),
             extensions: [Some(v4), v6],
             skip,
             wine: sys::kernel_version().contains("wine"),
@@ -356,12 +369,16 @@ impl Driver for IocpDriver {
     }
 
     fn adopt(&mut self, key: Key, socket: Socket) {
+        if let Some(passed) = self.passed(&socket) {
+            // Closed by `close` from now on.
+            let _ = passed.into_raw_socket();
+        }
         self.open_accepted(key, &socket);
     }
 
     fn discard(&mut self, socket: Socket) {
         self.counters.sqes.add(1);
-        socket::close(socket.handle());
+        drop(self.passed(&socket));
     }
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {

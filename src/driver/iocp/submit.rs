@@ -36,11 +36,14 @@ impl IocpDriver {
     /// Has a socket's packets come to this worker's port, once and for its life.
     fn attach(&self, socket: SOCKET) -> Result<(), i32> {
         let number = |error: io::Error| error.raw_os_error().unwrap_or(error::UNSUPPORTED);
+        // First of all: where the rest fails, that is told when the socket was found empty, which must not
+        // mean waiting for the peer.
+        socket::set_nonblocking(socket)?;
         self.port.associate(socket).map_err(number)?;
         if self.skip {
             socket::skip_packets_of_successes(socket).map_err(number)?;
         }
-        socket::set_nonblocking(socket)
+        Ok(())
     }
 
     pub(super) fn open_accepted(&mut self, key: Key, socket: &Socket) {

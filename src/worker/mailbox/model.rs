@@ -212,3 +212,43 @@ fn what_a_closing_mailbox_accepts_is_counted() {
         });
     }
 }
+
+/// As the waker of a completion port: a wake posts nothing while another was posted and not taken.
+#[derive(Clone)]
+struct PostedBell {
+    waking: Arc<AtomicBool>,
+    bell: Bell,
+}
+
+impl Waker for PostedBell {
+    fn wake(&self) {
+        if !self.waking.swap(true, Ordering::AcqRel) {
+            Waker::wake(&self.bell);
+        }
+    }
+}
+
+/// Two threads send one message each, to a worker whose waker keeps a mark of its own beside the mailbox's. The
+/// worker takes the mark down by a swap: with a store its look into the mailbox could come before it.
+#[test]
+fn a_wake_that_is_saved_because_another_is_on_its_way_loses_nothing() {
+    explore(3, || {
+        let directory = directory::<u32>(1, 2);
+        let mut reader = Reader::new(&directory, 8);
+        let waker = PostedBell { waking: Arc::new(AtomicBool::new(false)), bell: reader.bell.clone() };
+        directory[0].attach(waker.clone());
+        let senders = [sender(&directory, 1), sender(&directory, 2)];
+        while reader.read.len() < 2 {
+            if !directory[0].is_notified() {
+                reader.bell.0.wait();
+                waker.waking.swap(false, Ordering::AcqRel);
+            }
+            if directory[0].is_notified() {
+                reader.turn();
+            }
+        }
+        for sender in senders {
+            sender.join().expect("sender").expect("room");
+        }
+    });
+}

@@ -52,6 +52,18 @@ fn single_accepts_tell_the_peer_and_end_when_cancelled() {
 }
 
 #[test]
+fn an_accepted_socket_that_nobody_took_is_closed_with_its_driver() {
+    let mut driver = driver(&config());
+    let (listener, addr) = listen(&mut driver);
+    driver.accept(listener, AcceptMode::Once);
+    let mut stream = client(addr);
+    // As when a handler panics between the two.
+    assert!(matches!(next(&mut driver), Event::Accepted { .. }));
+    drop(driver);
+    stream.read_to_end(&mut Vec::new()).expect("closed");
+}
+
+#[test]
 fn as_many_accepts_as_there_are_objects_and_no_more() {
     let mut driver = driver(&config());
     let (listener, addr) = listen(&mut driver);
