@@ -183,7 +183,12 @@ fn enter(ring: &mut IoUring) -> Result<(), SetupError> {
     // SAFETY: the operation points to nothing (invariant 6).
     let pushed = unsafe { ring.submission().push(&entry) };
     let entered = match pushed {
-        Ok(()) => ring.submit_and_wait(1).map(drop),
+        Ok(()) => loop {
+            match ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                entered => break entered.map(drop),
+            }
+        },
         Err(_) => Err(io::Error::other("an empty queue has no room")),
     };
     ring.completion().for_each(drop);
