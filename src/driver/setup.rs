@@ -134,8 +134,8 @@ pub(crate) struct DriverInfo {
 
 impl SetupError {
     /// A system call failed. For want of descriptors, which has a remedy, it is a limit.
+    #[cfg(target_os = "linux")]
     pub(crate) fn os(what: &'static str, source: io::Error) -> Self {
-        #[cfg(target_os = "linux")]
         if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
             return Self::Limit {
                 what: format!(
