@@ -62,8 +62,7 @@ impl Memory {
     /// driver's own, so the operation came too late or went too far; guard mode is there to make that visible.
     #[cfg(target_os = "linux")]
     #[cold]
-    pub(crate) fn fault(&self, counters: &crate::metrics::Counters, what: std::fmt::Arguments<'_>) {
-        counters.faults.add(1);
+    pub(crate) fn fault(&self, what: std::fmt::Arguments<'_>) {
         if self.pool.is_guarded() {
             guard::violated(format_args!(
                 "guard mode: the kernel was stopped from accessing memory that it no longer has ({what} ended with \

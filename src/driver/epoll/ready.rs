@@ -207,7 +207,8 @@ impl EpollDriver {
             }
             Err(error) => {
                 if errno(&error) == libc::EFAULT {
-                    self.memory.fault(&self.counters, format_args!("receiving of {key:?}"));
+                    self.counters.faults.add(1);
+                    self.memory.fault(format_args!("receiving of {key:?}"));
                 }
                 Some(self.end_recv(key, RecvEnd::Failed(error)))
             }

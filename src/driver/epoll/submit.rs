@@ -123,7 +123,8 @@ impl EpollDriver {
             Ok(Attempt::Full) => self.await_room(key),
             Err(error) => {
                 if errno(&error) == libc::EFAULT {
-                    self.memory.fault(&self.counters, format_args!("sending of {key:?}"));
+                    self.counters.faults.add(1);
+                    self.memory.fault(format_args!("sending of {key:?}"));
                 }
                 self.fail_send(key, errno(&error));
             }

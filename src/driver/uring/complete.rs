@@ -55,7 +55,8 @@ impl UringDriver {
             return None;
         };
         if result == -libc::EFAULT {
-            self.memory.fault(&self.counters, format_args!("{kind:?} of {key:?}"));
+            self.counters.faults.add(1);
+            self.memory.fault(format_args!("{kind:?} of {key:?}"));
         }
         match kind {
             Kind::Recv => self.received(key, result, flags),
