@@ -1,6 +1,7 @@
 //! corelane: a completion-based network runtime.
 //!
-//! One event loop per core; each loop owns an io_uring, a pool of preregistered buffers and a table
+//! One event loop per core; each loop owns a kernel interface (io_uring; epoll where that is forbidden; completion
+//! ports on Windows), a pool of preregistered buffers and a table
 //! of connections. The kernel says what finished, the loop tells your [`Handler`], your handler says
 //! what to do next. Operations and buffers are reused for a connection's whole life: in steady
 //! state nothing is allocated, and an idle connection holds no buffer.
