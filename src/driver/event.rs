@@ -102,6 +102,15 @@ pub enum Event {
         /// is left may be sent again and then shows the error), or why none was.
         result: io::Result<u64>,
     },
+    /// A datagram was sent, or was not.
+    DatagramSent {
+        /// From which socket.
+        key: Key,
+        /// The token that it was given with.
+        token: u32,
+        /// Bytes sent, or why it was not.
+        result: io::Result<usize>,
+    },
     /// An outgoing connection is established, or failed (and must be closed all the same).
     Connected {
         /// Which.

@@ -48,6 +48,7 @@
 //!
 //! The numbered SAFETY invariants that every `unsafe` block refers to are in `SAFETY.md`.
 
+mod datagram;
 #[cfg(target_os = "linux")]
 pub(crate) mod epoll;
 mod event;
@@ -61,6 +62,9 @@ pub(crate) mod uring;
 
 pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 
+#[allow(unused_imports)]
+pub(crate) use datagram::DATAGRAM_SENDS;
+pub use datagram::{Address, Datagram, DatagramConfig};
 pub(crate) use setup::{DriverInfo, FD_RESERVE};
 pub use setup::{Feature, SetupError};
 
@@ -69,7 +73,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{Chain, Memory};
-use crate::config::{ConnectConfig, WorkerConfig};
+use crate::config::{ConnectConfig, ListenerConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
 use crate::time::Time;
 
@@ -148,6 +152,58 @@ pub trait Driver: Sized {
     /// When no socket could be made or bound; the connection is then vacant and no event follows.
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()>;
 
+    /// Opens a datagram socket, bound and, if it has one peer, connected. It is open when this returns.
+    ///
+    /// # Errors
+    /// When no socket could be made, bound or connected; the connection is then vacant and no event follows.
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        let _ = (key, config);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sends a datagram; [`Event::DatagramSent`] with the same token follows. At most [`DATAGRAM_SENDS`] may be
+    /// under way per socket.
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        let _ = (key, token, datagram);
+    }
+
+    /// Starts an outgoing connection to a Unix stream socket; `Connected` follows.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    #[cfg(unix)]
+    fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
+        let _ = (key, target);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Binds a listener and takes it over; nothing is accepted until [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// When the system refuses; nothing is left then.
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        let _ = config;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The addresses of both ends of an open connection or datagram socket. Costs some system calls.
+    ///
+    /// # Errors
+    /// Of the system; `Unsupported` where a descriptor of a ring's own table cannot be asked (before Linux 6.8).
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        let _ = key;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sets the options of an open connection that are given. Costs some system calls.
+    ///
+    /// # Errors
+    /// As [`addresses`](Self::addresses).
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        let _ = (key, options);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Arms receiving: `Received` until `armed` is false, or `RecvEnded`.
     fn recv(&mut self, key: Key);
 
@@ -185,6 +241,36 @@ pub trait Driver: Sized {
     /// Ends the driver: cancels what is left, awaits it until `patience` has passed, and leaks the
     /// memory of what does not end. Returns how many operations that were.
     fn finish(self, patience: Duration) -> usize;
+}
+
+/// A listener for one worker to make.
+#[derive(Clone, Debug)]
+pub enum ListenConfig {
+    /// TCP. `sharing` says whether others may listen on the same address too (`SO_REUSEPORT`).
+    Tcp(ListenerConfig),
+    /// A Unix stream socket on an address, and its backlog.
+    #[cfg(unix)]
+    Unix(std::os::unix::net::SocketAddr, u32),
+}
+
+/// A listener that was made.
+#[derive(Clone, Debug)]
+pub struct Listening {
+    /// Its number.
+    pub id: ListenerId,
+    /// Its address, with the port that was chosen.
+    pub local: Address,
+    /// Connections that may wait in its queue.
+    pub backlog: u32,
+}
+
+/// Both ends of a connection.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    /// This end.
+    pub local: Address,
+    /// The other end; none of an unconnected datagram socket.
+    pub peer: Option<Address>,
 }
 
 /// A driver of a real kernel, as a runtime opens it.

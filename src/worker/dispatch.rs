@@ -24,6 +24,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             Event::AcceptFailed { listener, mode, error } => {
                 self.on_accept_failed(listener, mode, &error);
             }
+            Event::DatagramSent { key, .. } => drop(self.live(key)),
             Event::Connected { key, result } => self.on_connected(key, result),
             Event::Closed { key } => self.on_driver_closed(key),
             Event::Woken => self.core.counters.wakes.add(1),
