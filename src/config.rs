@@ -1,7 +1,7 @@
 //! What can be chosen: per socket, per listener, per worker.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{AddrParseError, SocketAddr};
 use std::time::Duration;
 
 use crate::buffer::{BufferConfig, BufferError};
@@ -236,6 +236,14 @@ impl From<SocketAddr> for ListenerConfig {
     }
 }
 
+impl TryFrom<&str> for ListenerConfig {
+    type Error = AddrParseError;
+
+    fn try_from(addr: &str) -> Result<Self, AddrParseError> {
+        addr.parse().map(Self::new)
+    }
+}
+
 /// An outgoing connection to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectConfig {
@@ -255,6 +263,20 @@ impl ConnectConfig {
     /// A connection to `target` with the defaults.
     pub fn new(target: SocketAddr) -> Self {
         Self { target, source: None, timeout: Duration::from_secs(10), options: SocketOptions::default() }
+    }
+}
+
+impl From<SocketAddr> for ConnectConfig {
+    fn from(target: SocketAddr) -> Self {
+        Self::new(target)
+    }
+}
+
+impl TryFrom<&str> for ConnectConfig {
+    type Error = AddrParseError;
+
+    fn try_from(target: &str) -> Result<Self, AddrParseError> {
+        target.parse().map(Self::new)
     }
 }
 

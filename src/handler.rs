@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::buffer::{Buf, BufMut, Payload};
+use crate::clock::Time;
 use crate::config::ConnectConfig;
-use crate::time::Time;
 use crate::worker::{Core, Remote, RemoteError};
 
 /// The user's code: one value per worker, called by that worker's thread only.
@@ -43,6 +43,14 @@ pub trait Handler: Sized {
     type Conn;
     /// What other threads may send to this handler.
     type Message: Send + 'static;
+
+    /// Who decides when data is handed over: the worker, by calling [`on_data`](Self::on_data) as it arrives
+    /// (`false`, the default), or the handler, by calling [`Conn::take`] when it wants some (`true`). What
+    /// was not taken waits with the connection; receiving pauses by itself while
+    /// [`high_water`](crate::WorkerConfig::high_water) bytes or 32 pieces wait. In pull mode `on_readable` is
+    /// called instead of `on_data` and `on_eof`, a stop closes no connection before its deadline (the handler
+    /// does, from [`on_stop`](Self::on_stop) on), and `pause` and `resume` do nothing.
+    const PULL: bool = false;
 
     /// The worker starts: the place for outgoing connections and the first alarm.
     fn on_start(&mut self, cx: &mut Cx<'_, Self>) {
@@ -76,6 +84,40 @@ pub trait Handler: Sized {
     /// The connection was congested and is no longer: its unsent bytes fell to the low-water mark.
     fn on_writable(&mut self, conn: &mut Conn<'_, Self>) {
         let _ = conn;
+    }
+
+    /// In [pull mode](Self::PULL): there is something to [take](Conn::take), or its end.
+    fn on_readable(&mut self, conn: &mut Conn<'_, Self>) {
+        let _ = conn;
+    }
+
+    /// The kernel has taken everything that was queued for sending.
+    fn on_drained(&mut self, conn: &mut Conn<'_, Self>) {
+        let _ = conn;
+    }
+
+    /// Every callback of this turn is through: the last chance to send something that goes out with
+    /// this turn's operations.
+    fn on_turn(&mut self, cx: &mut Cx<'_, Self>) {
+        let _ = cx;
+    }
+
+    /// When `on_turn` wants to be called next, should nothing else happen before: a past time for at
+    /// once, `None` for never.
+    fn next_turn(&self) -> Option<Time> {
+        None
+    }
+
+    /// Asked once the handler wished to stop or was stopped: whether it has still something to do before the
+    /// deadline, other than its connections.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Asked when the worker has stopped: whether that is because the handler failed. The runtime then
+    /// reports [`RuntimeError::Worker`](crate::RuntimeError) with this error.
+    fn failure(&mut self) -> Option<io::Error> {
+        None
     }
 
     /// The timer set by [`Conn::set_timer`] fired.
@@ -248,6 +290,19 @@ impl fmt::Display for CloseReason {
     }
 }
 
+/// What [`Conn::take`] found.
+#[derive(Debug)]
+pub enum Taken {
+    /// The next piece; never empty.
+    Data(Buf),
+    /// Nothing at the moment: `on_readable` follows.
+    Nothing,
+    /// The peer has finished and everything is taken.
+    End,
+    /// The connection has failed and everything that came before is taken.
+    Failed(CloseReason),
+}
+
 /// A payload that was not taken, and why. The payload comes back in the error.
 #[derive(Debug)]
 pub struct SendError {
@@ -321,7 +376,7 @@ impl fmt::Display for ConnectErrorKind {
 
 /// A worker, seen from inside a callback.
 pub struct Cx<'a, H: Handler> {
-    pub(crate) core: &'a mut Core<H::Conn, H::Message>,
+    pub(crate) core: &'a mut Box<Core<H::Conn, H::Message>>,
 }
 
 impl<H: Handler> Cx<'_, H> {
@@ -408,7 +463,7 @@ impl<H: Handler> Cx<'_, H> {
 
 /// A connection, seen from inside a callback.
 pub struct Conn<'a, H: Handler> {
-    pub(crate) core: &'a mut Core<H::Conn, H::Message>,
+    pub(crate) core: &'a mut Box<Core<H::Conn, H::Message>>,
     pub(crate) slot: u32,
 }
 
@@ -449,6 +504,11 @@ impl<H: Handler> Conn<'_, H> {
     #[inline]
     pub fn send(&mut self, payload: impl Into<Payload>) -> Result<(), SendError> {
         self.core.send(self.slot, payload.into())
+    }
+
+    /// In [pull mode](Handler::PULL): the next piece of what was received.
+    pub fn take(&mut self) -> Taken {
+        self.core.take(self.slot)
     }
 
     /// Bytes queued or in flight that the kernel has not taken yet.

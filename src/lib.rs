@@ -49,16 +49,20 @@
 //! `buffer` and `driver`; its invariants are numbered and explained in `SAFETY.md`.
 
 mod buffer;
+mod clock;
 mod config;
 mod driver;
 mod handler;
 mod metrics;
+pub mod net;
 mod runtime;
 pub mod sim;
-mod time;
+pub mod task;
+pub mod time;
 mod worker;
 
 pub use buffer::{Buf, BufMut, BufferConfig, BufferError, Detached, Payload};
+pub use clock::Time;
 pub use config::{
     Backend, ConfigError, ConnectConfig, Descriptors, Keepalive, ListenerConfig, Sharing, SocketOptions,
     UringFeatures, WorkerConfig,
@@ -67,11 +71,10 @@ pub use driver::sys::{Signals, raise_nofile_limit};
 pub use driver::{Feature, SetupError};
 pub use handler::{
     Accepted, CloseReason, Closed, Conn, ConnId, ConnectError, ConnectErrorKind, Cx, Handler, SendError,
-    SendErrorKind,
+    SendErrorKind, Taken,
 };
 pub use metrics::{Metrics, Snapshot};
 pub use runtime::{
     Builder, ListenerInfo, Runtime, RuntimeError, RuntimeInfo, ShutdownReport, StartError, WorkerInfo,
 };
-pub use time::Time;
 pub use worker::{Remote, RemoteError};

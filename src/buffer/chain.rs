@@ -114,6 +114,14 @@ impl Chunks {
         Some(payload)
     }
 
+    /// Another handle on the first payload.
+    pub(crate) fn first(&self, chain: &Chain) -> Option<Payload> {
+        if chain.head == NONE {
+            return None;
+        }
+        self.0.borrow().nodes[chain.head as usize].payload.clone()
+    }
+
     /// Splits off the first `count` payloads as a chain of their own.
     pub(crate) fn split_front(&self, chain: &mut Chain, count: usize) -> Chain {
         let slab = &mut *self.0.borrow_mut();

@@ -73,9 +73,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{Chain, Memory};
+use crate::clock::Time;
 use crate::config::{ConnectConfig, ListenerConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 /// A listener of this system, as its real drivers take it over.
 #[cfg(target_os = "linux")]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use crate::config::{Backend, Descriptors};
 use crate::driver::Feature;
 use crate::metrics::Metrics;
+use crate::worker::WorkerReport;
 
 /// What a runtime consists of, and what the kernel contributes.
 #[derive(Clone, Debug)]
@@ -110,5 +111,16 @@ impl fmt::Display for ShutdownReport {
             self.buffers_outstanding,
             self.messages_undelivered,
         )
+    }
+}
+
+impl ShutdownReport {
+    /// Adds one worker's part.
+    pub(super) fn add(&mut self, worker: WorkerReport) {
+        self.finished += worker.finished;
+        self.aborted += worker.aborted;
+        self.ops_in_kernel += worker.ops_in_kernel;
+        self.buffers_outstanding += worker.buffers_outstanding;
+        self.messages_undelivered += worker.messages_undelivered;
     }
 }

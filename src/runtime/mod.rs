@@ -116,95 +116,199 @@ impl Builder {
         H: Handler + 'static,
         F: Fn(usize) -> H + Send + Sync + 'static,
     {
-        let mut warnings = Vec::new();
-        let (backend, fallback) = choose::backend(self.backend)?;
-        let mut wishes = self.clone();
-        if backend != Backend::IoUring {
-            // Only a ring has a table of its own.
-            wishes.worker.descriptors = Descriptors::Fd;
-        }
-        let Plan { workers, config, total } = plan(&wishes, sys::nofile_limit(), &mut warnings)?;
-        let mut info = Vec::new();
-        let mut listeners: Vec<Vec<WorkerListener<NativeListener>>> =
-            (0..workers).map(|_| Vec::new()).collect();
-        for wanted in &self.listeners {
-            wanted.options.check().map_err(StartError::Config)?;
-            let (sockets, bound) = bind::for_workers(wanted, workers)?;
-            if bound.backlog < bound.backlog_asked {
-                warnings.push(format!(
-                    "backlog {} on {} is clamped to {} by net.core.somaxconn; raise it with `sysctl \
-                     net.core.somaxconn={}`",
-                    bound.backlog_asked, bound.addr, bound.backlog, bound.backlog_asked,
-                ));
-            }
-            let shared = wanted.sharing == Sharing::One && workers > 1;
-            for (worker, listener) in sockets.into_iter().enumerate() {
-                let listener = WorkerListener { listener, backlog: bound.backlog, shared };
-                listeners[worker].push(listener);
-            }
-            info.push(bound);
-        }
+        self.launch(move |index, _| make(index))
+    }
 
-        let directory = worker::directory::<H::Message>(workers, config.mailbox);
-        let permits = Permits::new(total.unwrap_or(u64::MAX));
-        let running = Arc::new(AtomicUsize::new(workers));
-        let make = Arc::new(make);
-        let mut runtime = Runtime {
-            threads: Vec::with_capacity(workers),
-            counters: Vec::with_capacity(workers),
-            remote: Remote::new(directory.clone()),
-            running: running.clone(),
-            info: RuntimeInfo {
-                backend,
-                fallback,
-                kernel: sys::kernel_version(),
-                features: Vec::new(),
-                listeners: info,
-                workers: Vec::with_capacity(workers),
-                max_connections: 0,
-                warnings,
-            },
-        };
-        let memlock = sys::memlock_limit_enforced().map(|limit| limit / workers as u64);
+    /// [`start`](Self::start), with handlers that are told where their listeners listen.
+    pub(crate) fn launch<H, F>(self, make: F) -> Result<Runtime<H::Message>, StartError>
+    where
+        H: Handler + 'static,
+        F: Fn(usize, &[ListenerInfo]) -> H + Send + Sync + 'static,
+    {
+        let mut prepared = prepare::<H::Message>(self)?;
         let (ready, outcomes) = mpsc::channel();
-        for (index, listeners) in listeners.into_iter().enumerate() {
-            let counters = Arc::new(Counters::default());
-            runtime.counters.push(counters.clone());
-            let cpu = (!self.cpus.is_empty()).then(|| self.cpus[index % self.cpus.len()]);
-            let setup = Setup {
-                index: index as u16,
-                config: config.clone(),
-                counters,
-                directory: directory.clone(),
-                permits: permits.clone(),
-            };
-            let start = Start { backend, setup, listeners, cpu, memlock, make: make.clone() };
-            let ready = ready.clone();
-            let guard = RunningGuard {
-                running: running.clone(),
-                directory: directory.clone(),
-                index,
-                // Until it is known better: a panic does not come back to say so.
-                failed: true,
-            };
-            let thread = std::thread::Builder::new().name(format!("{}-{index}", self.name));
-            let spawned = thread.spawn(move || {
-                let mut guard = guard;
-                let ended = start.run(ready);
-                guard.failed = ended.is_err();
-                ended
-            });
-            match spawned {
-                Ok(thread) => runtime.threads.push(thread),
-                Err(source) => {
-                    drop(runtime.shutdown(Duration::ZERO));
-                    return Err(StartError::Thread { index, source });
-                }
+        let make = Arc::new(make);
+        for index in 0..prepared.workers {
+            if let Err(error) = prepared.spawn(index, make.clone(), ready.clone()) {
+                drop(prepared.runtime.shutdown(Duration::ZERO));
+                return Err(error);
             }
         }
         drop(ready);
+        prepared.collect(outcomes)
+    }
+
+    /// Runs worker 0 on the calling thread, with the handler that `here` makes, until it has stopped, and the
+    /// others on threads of their own. Returns when all have ended.
+    ///
+    /// # Errors
+    /// The outer: [`StartError`], as [`start`](Self::start). The inner: [`RuntimeError`] of the others, or of this one.
+    pub(crate) fn run_here<H, F>(
+        self,
+        here: impl FnOnce(&[ListenerInfo]) -> H,
+        make: F,
+    ) -> Result<Result<ShutdownReport, RuntimeError>, StartError>
+    where
+        H: Handler + 'static,
+        F: Fn(usize, &[ListenerInfo]) -> H + Send + Sync + 'static,
+    {
+        let prepared = prepare::<H::Message>(self)?;
+        #[cfg(target_os = "linux")]
+        match prepared.backend {
+            Backend::Epoll => prepared.run_here::<crate::driver::epoll::EpollDriver, H, F>(here, make),
+            _ => prepared.run_here::<crate::driver::uring::UringDriver, H, F>(here, make),
+        }
+        #[cfg(windows)]
+        prepared.run_here::<crate::driver::iocp::IocpDriver, H, F>(here, make)
+    }
+}
+
+/// Everything that is there before the first worker.
+struct Prepared<M: Send + 'static> {
+    workers: usize,
+    cpus: Vec<usize>,
+    name: String,
+    backend: Backend,
+    config: WorkerConfig,
+    total: Option<u64>,
+    /// Of each worker, until it has them.
+    listeners: Vec<Vec<WorkerListener<NativeListener>>>,
+    bound: Arc<[ListenerInfo]>,
+    directory: Directory<M>,
+    permits: Permits,
+    memlock: Option<u64>,
+    runtime: Runtime<M>,
+}
+
+/// Checks what is wanted, and binds the listeners.
+fn prepare<M: Send + 'static>(builder: Builder) -> Result<Prepared<M>, StartError> {
+    let mut warnings = Vec::new();
+    let (backend, fallback) = choose::backend(builder.backend)?;
+    let mut wishes = builder.clone();
+    if backend != Backend::IoUring {
+        // Only a ring has a table of its own.
+        wishes.worker.descriptors = Descriptors::Fd;
+    }
+    let Plan { workers, config, total } = plan(&wishes, sys::nofile_limit(), &mut warnings)?;
+    let mut info = Vec::new();
+    let mut listeners: Vec<Vec<WorkerListener<NativeListener>>> = (0..workers).map(|_| Vec::new()).collect();
+    for wanted in &builder.listeners {
+        wanted.options.check().map_err(StartError::Config)?;
+        let (sockets, bound) = bind::for_workers(wanted, workers)?;
+        if bound.backlog < bound.backlog_asked {
+            warnings.push(format!(
+                "backlog {} on {} is clamped to {} by net.core.somaxconn; raise it with `sysctl \
+                 net.core.somaxconn={}`",
+                bound.backlog_asked, bound.addr, bound.backlog, bound.backlog_asked,
+            ));
+        }
+        let shared = wanted.sharing == Sharing::One && workers > 1;
+        for (worker, listener) in sockets.into_iter().enumerate() {
+            let listener = WorkerListener { listener, backlog: bound.backlog, shared };
+            listeners[worker].push(listener);
+        }
+        info.push(bound);
+    }
+    let directory = worker::directory::<M>(workers, config.mailbox);
+    let runtime = Runtime {
+        threads: Vec::with_capacity(workers),
+        counters: Vec::with_capacity(workers),
+        remote: Remote::new(directory.clone()),
+        running: Arc::new(AtomicUsize::new(workers)),
+        info: RuntimeInfo {
+            backend,
+            fallback,
+            kernel: sys::kernel_version(),
+            features: Vec::new(),
+            listeners: info.clone(),
+            workers: Vec::with_capacity(workers),
+            max_connections: 0,
+            warnings,
+        },
+    };
+    Ok(Prepared {
+        workers,
+        cpus: builder.cpus,
+        name: builder.name,
+        backend,
+        config,
+        total,
+        listeners,
+        bound: info.into(),
+        directory,
+        permits: Permits::new(total.unwrap_or(u64::MAX)),
+        memlock: sys::memlock_limit_enforced().map(|limit| limit / workers as u64),
+        runtime,
+    })
+}
+
+impl<M: Send + 'static> Prepared<M> {
+    /// What worker `index` starts with. To be called once for each, in order.
+    fn start_of<F>(&mut self, index: usize, make: F) -> Start<M, F> {
+        let counters = Arc::new(Counters::default());
+        self.runtime.counters.push(counters.clone());
+        let cpu = (!self.cpus.is_empty()).then(|| self.cpus[index % self.cpus.len()]);
+        let setup = Setup {
+            index: index as u16,
+            config: self.config.clone(),
+            counters,
+            directory: self.directory.clone(),
+            permits: self.permits.clone(),
+        };
+        Start {
+            backend: self.backend,
+            setup,
+            listeners: std::mem::take(&mut self.listeners[index]),
+            bound: self.bound.clone(),
+            cpu,
+            memlock: self.memlock,
+            make,
+        }
+    }
+
+    fn guard(&self, index: usize) -> RunningGuard<M> {
+        RunningGuard {
+            running: self.runtime.running.clone(),
+            directory: self.directory.clone(),
+            index,
+            // Until it is known better: a panic does not come back to say so.
+            failed: true,
+        }
+    }
+
+    /// Starts worker `index` on a thread.
+    fn spawn<H, F>(
+        &mut self,
+        index: usize,
+        make: Arc<F>,
+        ready: mpsc::Sender<Result<Started, StartError>>,
+    ) -> Result<(), StartError>
+    where
+        H: Handler<Message = M> + 'static,
+        F: Fn(usize, &[ListenerInfo]) -> H + Send + Sync + 'static,
+    {
+        let start = self.start_of(index, move |bound: &[ListenerInfo]| make(index, bound));
+        let guard = self.guard(index);
+        let thread = std::thread::Builder::new().name(format!("{}-{index}", self.name));
+        let spawned = thread.spawn(move || {
+            let mut guard = guard;
+            let ended = start.run(ready);
+            guard.failed = ended.is_err();
+            ended
+        });
+        let thread = spawned.map_err(|source| StartError::Thread { index, source })?;
+        self.runtime.threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits until every worker has said how its start went.
+    fn collect(
+        self,
+        outcomes: mpsc::Receiver<Result<Started, StartError>>,
+    ) -> Result<Runtime<M>, StartError> {
+        let Self { mut runtime, workers, total, .. } = self;
         let mut failed = None;
-        // Every thread answers once, or hangs up by panicking.
+        // Every worker answers once, or hangs up by panicking.
         for outcome in outcomes {
             match outcome {
                 Ok(started) => {
@@ -238,6 +342,69 @@ impl Builder {
         runtime.info.max_connections = total.map_or(held, |total| total.min(held));
         Ok(runtime)
     }
+
+    /// See [`Builder::run_here`].
+    fn run_here<D, H, F>(
+        mut self,
+        here: impl FnOnce(&[ListenerInfo]) -> H,
+        make: F,
+    ) -> Result<Result<ShutdownReport, RuntimeError>, StartError>
+    where
+        D: Native,
+        H: Handler<Message = M> + 'static,
+        F: Fn(usize, &[ListenerInfo]) -> H + Send + Sync + 'static,
+    {
+        let (ready, outcomes) = mpsc::channel();
+        let start = self.start_of(0, here);
+        let mut guard = self.guard(0);
+        let make = Arc::new(make);
+        for index in 1..self.workers {
+            if let Err(error) = self.spawn(index, make.clone(), ready.clone()) {
+                drop(self.runtime.shutdown(Duration::ZERO));
+                return Err(error);
+            }
+        }
+        let begun = match start.begin::<D, H>() {
+            Ok((worker, started)) => {
+                // The receiver is in this function.
+                let _ = ready.send(Ok(started));
+                Some(worker)
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                None
+            }
+        };
+        drop(ready);
+        let runtime = self.collect(outcomes)?;
+        let Some(worker) = begun else { return Err(StartError::Panicked) };
+        let ended = drive(worker);
+        guard.failed = ended.is_err();
+        drop(guard);
+        let deadline = runtime.remote.stop_deadline().unwrap_or(Duration::ZERO);
+        let others = runtime.shutdown(deadline);
+        Ok(match (ended, others) {
+            (Err(source), _) => Err(RuntimeError::Worker { index: 0, source }),
+            (Ok(here), Ok(mut report)) => {
+                report.add(here);
+                Ok(report)
+            }
+            (Ok(_), Err(error)) => Err(error),
+        })
+    }
+}
+
+/// Runs a worker to its end.
+fn drive<D: Native, H: Handler>(mut worker: Worker<D, H>) -> Result<WorkerReport, io::Error> {
+    while worker.turn()? {}
+    match worker.failure() {
+        Some(failure) => {
+            // Nobody asks for the report of a worker that failed.
+            let _ = worker.finish(FINISH_PATIENCE);
+            Err(failure)
+        }
+        None => Ok(worker.finish(FINISH_PATIENCE)),
+    }
 }
 
 /// Counts a worker's thread as ended, and closes its mailbox, however it ends. If it failed, the
@@ -264,10 +431,12 @@ struct Start<M, F> {
     backend: Backend,
     setup: Setup<M>,
     listeners: Vec<WorkerListener<NativeListener>>,
+    /// What all of them are.
+    bound: Arc<[ListenerInfo]>,
     cpu: Option<usize>,
     /// Share of `RLIMIT_MEMLOCK`, if that applies to this process.
     memlock: Option<u64>,
-    make: Arc<F>,
+    make: F,
 }
 
 struct Started {
@@ -281,7 +450,7 @@ impl<M: Send + 'static, F> Start<M, F> {
     fn run<H>(self, ready: mpsc::Sender<Result<Started, StartError>>) -> Result<WorkerReport, io::Error>
     where
         H: Handler<Message = M>,
-        F: Fn(usize) -> H,
+        F: FnOnce(&[ListenerInfo]) -> H,
     {
         #[cfg(target_os = "linux")]
         match self.backend {
@@ -299,37 +468,37 @@ impl<M: Send + 'static, F> Start<M, F> {
     where
         D: Native,
         H: Handler<Message = M>,
-        F: Fn(usize) -> H,
+        F: FnOnce(&[ListenerInfo]) -> H,
     {
-        let Self { setup, listeners, cpu, memlock, make, .. } = self;
-        let index = usize::from(setup.index);
-        let started = cpu
-            .map_or(Ok(()), |cpu| sys::pin_to_cpu(cpu).map_err(|source| StartError::Pin { cpu, source }))
-            .and_then(|()| {
-                D::open(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)
-            });
-        let (driver, found) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                // Nobody listens only when `start` is gone, and then nobody asks.
-                let _ = ready.send(Err(error));
-                return Ok(WorkerReport::default());
-            }
+        let (worker, outcome) = match self.begin::<D, H>() {
+            Ok((worker, started)) => (Some(worker), Ok(started)),
+            Err(error) => (None, Err(error)),
         };
+        // Nobody listens only when `start` is gone, and then nobody asks.
+        let _ = ready.send(outcome);
+        drop(ready);
+        worker.map_or_else(|| Ok(WorkerReport::default()), drive)
+    }
+
+    /// Makes the worker, on the thread that will run it.
+    fn begin<D, H>(self) -> Result<(Worker<D, H>, Started), StartError>
+    where
+        D: Native,
+        H: Handler<Message = M>,
+        F: FnOnce(&[ListenerInfo]) -> H,
+    {
+        let Self { setup, listeners, bound, cpu, memlock, make, .. } = self;
+        let index = usize::from(setup.index);
+        if let Some(cpu) = cpu {
+            sys::pin_to_cpu(cpu).map_err(|source| StartError::Pin { cpu, source })?;
+        }
+        let (driver, found) =
+            D::open(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)?;
         let descriptors = if found.direct { Descriptors::Direct } else { Descriptors::Fd };
         let info = WorkerInfo { index, cpu, descriptors, max_connections: setup.config.max_connections };
-        let mut worker = match Worker::new(driver, setup, listeners, make(index)) {
-            Ok(worker) => worker,
-            Err(source) => {
-                let _ = ready.send(Err(StartError::Listener { source }));
-                return Ok(WorkerReport::default());
-            }
-        };
-        let started = Started { worker: info, features: found.features, warnings: found.warnings };
-        let _ = ready.send(Ok(started));
-        drop(ready);
-        while worker.turn()? {}
-        Ok(worker.finish(FINISH_PATIENCE))
+        let worker = Worker::new(driver, setup, listeners, make(&bound))
+            .map_err(|source| StartError::Listener { source })?;
+        Ok((worker, Started { worker: info, features: found.features, warnings: found.warnings }))
     }
 }
 
@@ -411,13 +580,7 @@ impl<M: Send + 'static> Runtime<M> {
         let mut failed = None;
         for (index, thread) in std::mem::take(&mut self.threads).into_iter().enumerate() {
             match thread.join() {
-                Ok(Ok(worker)) => {
-                    report.finished += worker.finished;
-                    report.aborted += worker.aborted;
-                    report.ops_in_kernel += worker.ops_in_kernel;
-                    report.buffers_outstanding += worker.buffers_outstanding;
-                    report.messages_undelivered += worker.messages_undelivered;
-                }
+                Ok(Ok(worker)) => report.add(worker),
                 Ok(Err(source)) => {
                     failed.get_or_insert(RuntimeError::Worker { index, source });
                 }

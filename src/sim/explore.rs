@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::stuck::Repeat;
 use super::{SEEDS, Sim, SimConfig, Stuck};
-use crate::time::Time;
+use crate::clock::Time;
 
 /// The seeds of a test: `0..count`, or what the environment variable `CORELANE_SIM_SEEDS` asks for:
 /// `1234` (a failure seen again) or `0..100000` (a longer search).

@@ -165,10 +165,10 @@ pub use peer::{Peer, PeerListener};
 pub use stuck::{Stuck, StuckReason};
 pub use worker::{SimReport, SimWorker};
 
+use crate::clock::Time;
 use crate::config::{ConfigError, ListenerConfig, WorkerConfig};
 use crate::driver::sim::{Actor, Rng, Settings, Shared, World};
 use crate::handler::Handler;
-use crate::time::Time;
 use run::Station;
 
 /// What a simulated world is like.

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Inner, Sim, Stuck, StuckReason};
+use crate::clock::Time;
 use crate::driver::sim::{Place, Strike};
-use crate::time::Time;
 
 /// Turns in a row without an event after which a worker counts as spinning. An honest worker takes
 /// one such turn before it sleeps, and a few while it puts off work to its next turn.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::time::Time;
+use crate::clock::Time;
 
 /// A run that ended without its condition coming true, or in which something was not as it must be.
 /// Printing it (its `Debug` form too, so that `unwrap` and `?` do) shows what is needed to see it

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{BufferError, Memory};
+use crate::clock::Time;
 use crate::config::{ConfigError, ListenerConfig, Sharing, WorkerConfig};
 use crate::driver::sim::{Shape, Shared, SimDriver, SimListener, When};
 use crate::handler::Handler;
 use crate::metrics::{Counters, Snapshot};
-use crate::time::Time;
 use crate::worker::{Permits, Remote, Setup, Worker, WorkerListener, directory};
 
 use super::Sim;
@@ -158,6 +158,9 @@ impl<H: Handler> Station for Seat<H> {
         if worker.turn().expect("a simulated wait does not fail") {
             *self.worker.borrow_mut() = Some(worker);
             return;
+        }
+        if let Some(failure) = worker.failure() {
+            panic!("worker {} ended because its handler failed: {failure}", self.ring);
         }
         let report = worker.finish(PATIENCE);
         self.report.set(Some(SimReport {

@@ -15,9 +15,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::clock::Time;
 use crate::driver::{AcceptMode, Driver, ListenerId, Socket};
 use crate::handler::{Accepted, Conn, Cx, Handler};
-use crate::time::Time;
 
 use super::Worker;
 use super::table::{Flags, Phase};
@@ -47,6 +47,10 @@ pub(crate) struct Acceptor {
     /// Whether accepting is held up by a limit (for counting the change only).
     limited: bool,
     removed: bool,
+    /// Nobody takes whom it accepts at the moment: they wait in the kernel's queue.
+    paused: bool,
+    /// To be closed.
+    closing: bool,
 }
 
 /// An accepted connection that waits to be handed to the handler.
@@ -70,7 +74,14 @@ impl Acceptor {
             failed: false,
             limited: false,
             removed: false,
+            paused: false,
+            closing: false,
         }
+    }
+
+    /// Whether its place can be used again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.removed
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -92,9 +103,39 @@ impl Acceptor {
     }
 }
 
+impl Waiting {
+    /// The listener that it came from.
+    pub(crate) fn acceptor(&self) -> usize {
+        self.acceptor
+    }
+}
+
 impl<D: Driver, H: Handler> Worker<D, H> {
+    /// Accepts from a listener, or leaves who comes in its queue.
+    pub(super) fn set_accepting(&mut self, listener: usize, on: bool) {
+        if let Some(acceptor) = self.acceptors.get_mut(listener) {
+            acceptor.paused = !on;
+            self.check_accept = true;
+        }
+    }
+
+    /// Closes a listener, and whoever was accepted from it and not handed over yet.
+    pub(super) fn unlisten(&mut self, listener: usize) {
+        let Some(acceptor) = self.acceptors.get_mut(listener) else { return };
+        acceptor.closing = true;
+        self.check_accept = true;
+        for _ in 0..self.waiting.len() {
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            if waiting.acceptor == listener {
+                self.driver.discard(waiting.socket);
+            } else {
+                self.waiting.push_back(waiting);
+            }
+        }
+    }
+
     fn acceptor(&self, id: ListenerId) -> Option<usize> {
-        self.acceptors.iter().position(|acceptor| acceptor.id == id)
+        self.acceptors.iter().position(|acceptor| acceptor.id == id && !acceptor.removed)
     }
 
     pub(super) fn on_accepted(
@@ -114,6 +155,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             acceptor.ended(mode);
         }
         acceptor.backoff = BACKOFF_FIRST;
+        if acceptor.closing {
+            self.check_accept = true;
+            self.driver.discard(socket);
+            return;
+        }
         self.core.counters.accepted.add(1);
         self.waiting.push_back(Waiting { acceptor: index, socket, peer });
         self.check_accept = true;
@@ -199,13 +245,24 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let room = u64::from(self.core.table.room().saturating_sub(promised));
             let total = self.core.permits.free().saturating_sub(promised.into());
             let acceptor = &mut self.acceptors[index];
-            if self.core.stopping {
+            if acceptor.removed {
+                continue;
+            }
+            if self.core.stopping || acceptor.closing {
                 // Nothing is tried again; a time that stays would be due in every turn.
                 acceptor.retry_at = None;
-                if acceptor.is_idle() && !acceptor.removed {
+                if acceptor.is_idle() {
                     acceptor.removed = true;
                     self.driver.remove_listener(acceptor.id);
                 } else if !acceptor.is_idle() && !acceptor.cancelling {
+                    acceptor.cancelling = true;
+                    self.driver.cancel_accept(acceptor.id);
+                }
+                continue;
+            }
+            if acceptor.paused {
+                acceptor.retry_at = None;
+                if !acceptor.is_idle() && !acceptor.cancelling {
                     acceptor.cancelling = true;
                     self.driver.cancel_accept(acceptor.id);
                 }

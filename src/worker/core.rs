@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{BufMut, Detached, Memory, Payload};
+use crate::clock::Time;
 use crate::config::{ConnectConfig, MAX_TIMEOUT, WorkerConfig};
 use crate::handler::{CloseReason, ConnId, ConnectError, ConnectErrorKind, SendError, SendErrorKind};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 use super::mailbox::{self, Directory, Envelope, Remote, RemoteError};
 use super::permits::Permits;
+use super::request::{Answer, Opening, Request};
 use super::table::{Flags, Phase, Table};
 use super::wheel::{self, Wheel};
 
@@ -43,11 +44,19 @@ pub(crate) struct Core<S, M> {
     pub(crate) starved: VecDeque<u32>,
     /// Those whose turn had come and who found no buffer once more.
     pub(crate) starved_again: VecDeque<u32>,
-    /// Outgoing connections to begin.
-    pub(crate) connects: Vec<(u32, ConnectConfig)>,
+    /// Outgoing connections, and datagram sockets, to begin.
+    pub(crate) connects: Vec<(u32, Opening)>,
     /// Workers to wake.
     pub(crate) wakes: Vec<u16>,
     pub(crate) broadcasts: VecDeque<Broadcast>,
+    /// What is to be asked of the driver, in order (the async tier's wishes).
+    pub(crate) requests: Vec<Request>,
+    /// What came of it.
+    pub(crate) answers: VecDeque<Answer>,
+    /// Whether the handler takes data when it wants some.
+    pub(crate) pull: bool,
+    /// The deadline of a stop has passed: nothing new begins.
+    pub(crate) over: bool,
     pub(crate) alarm: Option<Time>,
     pub(crate) stop_requested: Option<Duration>,
     pub(crate) stopping: bool,
@@ -82,12 +91,31 @@ impl<S, M> Core<S, M> {
             connects: Vec::new(),
             wakes: Vec::new(),
             broadcasts: VecDeque::new(),
+            requests: Vec::new(),
+            answers: VecDeque::new(),
+            pull: false,
+            over: false,
             alarm: None,
             stop_requested: None,
             stopping: false,
             idle_ticks: config.idle_timeout.map_or(0, ticks),
             config,
         }
+    }
+
+    /// A core that knows no connection and can open none, for the time that this one is lent.
+    pub(crate) fn stand_in(&self) -> Self {
+        let setup = Setup {
+            index: self.index,
+            config: WorkerConfig { max_connections: 0, ..self.config.clone() },
+            counters: self.counters.clone(),
+            directory: self.directory.clone(),
+            permits: self.permits.clone(),
+        };
+        let mut core = Self::new(setup, self.memory.clone(), self.now);
+        core.over = true;
+        core.stopping = true;
+        core
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -136,6 +164,12 @@ impl<S, M> Core<S, M> {
     /// connection enters Closing, and no `Conn` exists then.
     pub(crate) fn state(&mut self, slot: u32) -> &mut S {
         self.table.get_mut(slot).state.as_mut().expect("a connection has its state until it is over")
+    }
+
+    /// Why nothing more can be sent, if sending has failed.
+    pub(crate) fn send_failure(&self, slot: u32) -> Option<CloseReason> {
+        let entry = self.table.get(slot);
+        entry.flags.has(Flags::TX_FAILED).then_some(entry.reason)
     }
 
     pub(crate) fn unsent(&self, slot: u32) -> u64 {
@@ -233,7 +267,7 @@ impl<S, M> Core<S, M> {
 
     /// Notes that held data may be deliverable again.
     pub(crate) fn mark_ready(&mut self, slot: u32) {
-        if !self.may_deliver(slot) {
+        if self.pull || !self.may_deliver(slot) {
             return;
         }
         let entry = self.table.get_mut(slot);
@@ -256,6 +290,10 @@ impl<S, M> Core<S, M> {
 
     pub(crate) fn close(&mut self, slot: u32, reason: CloseReason) {
         let entry = self.table.get_mut(slot);
+        if entry.flags.has(Flags::DATAGRAM) {
+            // There is nothing to finish: what was sent is with the kernel.
+            return self.abort_with(slot, reason);
+        }
         match entry.phase {
             // Aborted in the same callback: that stands.
             Phase::Open if entry.flags.has(Flags::ABORT) => {}
@@ -269,6 +307,7 @@ impl<S, M> Core<S, M> {
                 }
                 entry.phase = Phase::Draining;
                 let held = entry.held.take();
+                entry.pieces = 0;
                 self.memory.chunks.clear(held);
                 let limit = self.due(self.config.close_timeout);
                 self.table.get_mut(slot).limit = limit;
@@ -357,9 +396,6 @@ impl<S, M> Core<S, M> {
 
     pub(crate) fn connect(&mut self, config: ConnectConfig, state: S) -> Result<ConnId, ConnectError<S>> {
         let refuse = |state, kind| Err(ConnectError { state, kind });
-        if self.stopping {
-            return refuse(state, ConnectErrorKind::Stopping);
-        }
         if config.source.is_some_and(|source| source.is_ipv4() != config.target.is_ipv4()) {
             return refuse(state, ConnectErrorKind::FamilyMismatch);
         }
@@ -369,13 +405,28 @@ impl<S, M> Core<S, M> {
         if config.options.check().is_err() {
             return refuse(state, ConnectErrorKind::Options);
         }
+        let timeout = config.timeout;
+        self.open(Opening::Tcp(config), timeout, state)
+    }
+
+    /// Notes that a socket is to be opened, by the system if it has done so within `timeout`.
+    pub(crate) fn open(
+        &mut self,
+        opening: Opening,
+        timeout: Duration,
+        state: S,
+    ) -> Result<ConnId, ConnectError<S>> {
+        let refuse = |state, kind| Err(ConnectError { state, kind });
+        if self.over || self.stopping && !self.pull {
+            return refuse(state, ConnectErrorKind::Stopping);
+        }
         if self.table.room() == 0 {
             return refuse(state, ConnectErrorKind::WorkerFull);
         }
         if !self.permits.try_take() {
             return refuse(state, ConnectErrorKind::RuntimeFull);
         }
-        let limit = self.due(config.timeout);
+        let limit = self.due(timeout);
         let Some(slot) = self.insert(Phase::Connecting, None) else {
             self.permits.give_back(1);
             return refuse(state, ConnectErrorKind::WorkerFull);
@@ -384,7 +435,7 @@ impl<S, M> Core<S, M> {
         entry.state = Some(state);
         entry.limit = limit;
         self.retime(slot);
-        self.connects.push((slot, config));
+        self.connects.push((slot, opening));
         Ok(self.id(slot))
     }
 

@@ -8,6 +8,7 @@ use crate::handler::{CloseReason, Conn, Handler};
 
 use super::Worker;
 use super::accept::is_cancelled;
+use super::request::Answer;
 use super::table::{Flags, Phase};
 use super::wheel;
 
@@ -24,7 +25,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             Event::AcceptFailed { listener, mode, error } => {
                 self.on_accept_failed(listener, mode, &error);
             }
-            Event::DatagramSent { key, .. } => drop(self.live(key)),
+            Event::DatagramSent { key, token, result } => self.on_datagram_sent(key, token, result),
             Event::Connected { key, result } => self.on_connected(key, result),
             Event::Closed { key } => self.on_driver_closed(key),
             Event::Woken => self.core.counters.wakes.add(1),
@@ -66,6 +67,16 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             // Closing gracefully: nobody wants it, but reading it lets the peer finish.
             return;
         }
+        if H::PULL {
+            entry.pieces = entry.pieces.saturating_add(1);
+            self.core.memory.chunks.push(&mut entry.held, Payload::from(buf));
+            if self.core.is_backed_up(slot) {
+                self.core.mark_dirty(slot);
+            }
+            let (handler, mut conn) = self.conn(slot);
+            handler.on_readable(&mut conn);
+            return;
+        }
         if !deliver || !entry.held.is_empty() {
             self.core.memory.chunks.push(&mut entry.held, Payload::from(buf));
             return;
@@ -90,6 +101,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 self.core.mark_dirty(slot);
                 self.tell_eof(slot);
             }
+            RecvEnd::Failed(error) if entry.flags.has(Flags::DATAGRAM) => {
+                // One datagram's fate, not the socket's: receiving goes on when somebody has taken note.
+                entry.flags.insert(Flags::RX_FAULT);
+                self.core.answers.push_back(Answer::Fault { id: self.core.id(slot), error });
+            }
             RecvEnd::Failed(error) => {
                 let flags = entry.flags;
                 let reason = match entry.phase {
@@ -113,6 +129,13 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     fn tell_eof(&mut self, slot: u32) {
         let deliver = self.core.may_deliver(slot);
         let entry = self.core.table.get_mut(slot);
+        if H::PULL {
+            if entry.is_heard() {
+                let (handler, mut conn) = self.conn(slot);
+                handler.on_readable(&mut conn);
+            }
+            return;
+        }
         if !entry.is_heard()
             || !entry.flags.has(Flags::RX_EOF)
             || entry.flags.has(Flags::EOF_TOLD)
@@ -222,6 +245,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 handler.on_writable(&mut conn);
             }
         }
+        let entry = self.core.table.get(slot);
+        if entry.unsent == 0 && entry.is_heard() {
+            let (handler, mut conn) = self.conn(slot);
+            handler.on_drained(&mut conn);
+        }
     }
 
     /// A send failed. What the peer sent before is still there to be received, so the connection is
@@ -263,6 +291,13 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         self.core.retime(slot);
         self.core.mark_ready(slot);
         self.core.mark_dirty(slot);
+        if H::PULL {
+            // Whoever waits to send, or for the end, learns it now.
+            let (handler, mut conn) = self.conn(slot);
+            handler.on_writable(&mut conn);
+            let (handler, mut conn) = self.conn(slot);
+            handler.on_readable(&mut conn);
+        }
     }
 
     fn on_connected(&mut self, key: Key, result: io::Result<()>) {
@@ -333,7 +368,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             return;
         }
         if entry.phase == Phase::Open && reached(entry.idle_due()) {
-            if !entry.flags.has(Flags::PAUSED.and(Flags::STARVED)) {
+            let waits_for_us = Flags::PAUSED.and(Flags::STARVED);
+            let waits_for_us = if H::PULL { waits_for_us.and(Flags::HELD_UP) } else { waits_for_us };
+            if !entry.flags.has(waits_for_us) {
                 self.core.counters.timers.add(1);
                 self.begin_close(slot, CloseHow::Fin, CloseReason::IdleTimeout);
                 return;

@@ -12,6 +12,8 @@
 //! | `accept.rs` | how many connections are accepted, limits, back-off |
 //! | `table.rs` | slots, generations, the life of a connection |
 //! | `wheel.rs` | timers |
+//! | `pull.rs` | what was received waits until it is taken |
+//! | `request.rs` | the async tier's wishes to the driver: listeners, datagrams, addresses |
 //! | `mailbox/` | reaching a worker from other threads |
 //! | `permits.rs` | the total over all workers |
 //!
@@ -22,7 +24,9 @@ mod core;
 mod dispatch;
 mod mailbox;
 mod permits;
+mod pull;
 mod reconcile;
+mod request;
 mod table;
 mod wheel;
 
@@ -31,18 +35,20 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Payload;
+use crate::clock::Time;
 use crate::driver::{CloseHow, Driver, Multishot};
 use crate::handler::{CloseReason, Cx, Handler};
-use crate::time::Time;
 
 use accept::{Acceptor, Waiting};
 use mailbox::Envelope;
-use table::Phase;
 
 pub(crate) use self::core::{Core, Setup};
 pub(crate) use mailbox::{Directory, directory};
 pub use mailbox::{Remote, RemoteError};
 pub(crate) use permits::Permits;
+pub(crate) use request::{Answer, Opening, Request};
+pub(crate) use table::Phase;
+pub(crate) use wheel::{Wheel, due_tick, tick_of, time_of};
 
 /// After the deadline of a stop, how long resets may take until the worker gives up waiting.
 const LAST_GRACE: Duration = Duration::from_secs(2);
@@ -73,9 +79,12 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     // The driver comes first so that it is dropped first: it then awaits or leaks what the kernel
     // still holds before anything else goes (SAFETY invariant 2).
     driver: D,
-    core: Core<H::Conn, H::Message>,
+    // In a box, so that the async tier can take it by moving a pointer.
+    core: Box<Core<H::Conn, H::Message>>,
     handler: H,
     acceptors: Vec<Acceptor>,
+    /// Whether the driver cannot accept many with one operation as it is wanted here.
+    once_only: bool,
     waiting: VecDeque<Waiting>,
     /// When to try again to hand over what waits, while the runtime's total is used up.
     admit_at: Option<Time>,
@@ -113,12 +122,14 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             acceptors.push(Acceptor::new(id, backlog, shared || once_only));
         }
         setup.directory[usize::from(setup.index)].attach(driver.waker());
-        let core = Core::new(setup, driver.memory().clone(), driver.now());
+        let mut core = Box::new(Core::new(setup, driver.memory().clone(), driver.now()));
+        core.pull = H::PULL;
         Ok(Self {
             driver,
             core,
             handler,
             acceptors,
+            once_only,
             waiting: VecDeque::with_capacity(64),
             admit_at: None,
             check_accept: true,
@@ -144,6 +155,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.started = true;
             self.core.now = self.driver.clock();
             self.handler.on_start(&mut Cx { core: &mut self.core });
+            self.handler.on_turn(&mut Cx { core: &mut self.core });
             self.settle();
         }
         let timeout = self.patience();
@@ -169,6 +181,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
         self.ring_timers();
         self.stopping();
+        self.handler.on_turn(&mut Cx { core: &mut self.core });
         self.settle();
         Ok(!self.is_done())
     }
@@ -198,6 +211,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             || !self.core.broadcasts.is_empty()
             || self.can_feed()
             || !self.core.connects.is_empty()
+            || !self.core.answers.is_empty()
             || (self.core.stop_requested.is_some() && !self.core.stopping)
             || self.core.directory[self.core.index()].is_notified();
         if busy {
@@ -279,7 +293,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.core.stopping = true;
             self.stop_at = Some(self.core.now + deadline);
             self.check_accept = true;
-            for slot in 0..self.core.table.used() {
+            // In pull mode that is the handler's to do, in its own order.
+            let to_close = if H::PULL { 0 } else { self.core.table.used() };
+            for slot in 0..to_close {
                 self.core.close(slot, CloseReason::Shutdown);
             }
         }
@@ -289,6 +305,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 return;
             }
             self.gave_up_on_grace = true;
+            self.core.over = true;
             self.stop_at = Some(self.core.now + LAST_GRACE);
             for slot in 0..self.core.table.used() {
                 match self.core.table.get(slot).phase {
@@ -312,7 +329,13 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let empty = self.core.table.live() == 0
             && self.waiting.is_empty()
             && self.acceptors.iter().all(Acceptor::is_idle);
-        self.core.stopping && (empty || over)
+        let idle = self.core.over || !self.handler.is_busy();
+        self.core.stopping && (empty && idle || over)
+    }
+
+    /// The error that the handler stopped for, if it did.
+    pub(crate) fn failure(&mut self) -> Option<io::Error> {
+        self.handler.failure()
     }
 
     /// Ends the worker: lets go of the handler, then of the kernel.

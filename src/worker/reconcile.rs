@@ -5,11 +5,12 @@
 //! that queued up in the turn goes out as one send, a pause becomes a cancel, a close a close.
 
 use crate::buffer::Payload;
+use crate::clock::Time;
 use crate::driver::{CloseHow, Driver, SEND_BATCH};
 use crate::handler::{CloseReason, Closed, Cx, Handler};
-use crate::time::Time;
 
 use super::Worker;
+use super::request::Opening;
 use super::table::{Flags, Phase};
 use super::wheel;
 
@@ -21,6 +22,13 @@ const RECLAIM_AFTER: std::time::Duration = std::time::Duration::from_millis(5);
 /// which is not to be asked hundreds of times a second.
 const RECLAIM_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
 
+/// The code of what a backend cannot do at all.
+#[cfg(unix)]
+const UNSUPPORTED: i32 = libc::EOPNOTSUPP;
+/// `WSAEOPNOTSUPP`.
+#[cfg(not(unix))]
+const UNSUPPORTED: i32 = 10045;
+
 /// Connections that a broadcast reaches in one turn.
 const BROADCAST_BATCH: u32 = 512;
 
@@ -29,9 +37,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// more; each connection is closed once, so this ends.
     pub(super) fn reconcile_all(&mut self) {
         loop {
+            if !self.core.requests.is_empty() {
+                self.carry_out();
+            }
             let mut connects = std::mem::take(&mut self.core.connects);
-            for (slot, config) in connects.drain(..) {
-                self.begin_connect(slot, &config);
+            for (slot, opening) in connects.drain(..) {
+                self.begin_connect(slot, &opening);
             }
             if self.core.connects.is_empty() {
                 self.core.connects = connects;
@@ -58,18 +69,28 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
-    fn begin_connect(&mut self, slot: u32, config: &crate::config::ConnectConfig) {
+    fn begin_connect(&mut self, slot: u32, opening: &Opening) {
         if self.core.table.get(slot).phase != Phase::Connecting {
             return;
         }
         // There is less room now, and more again if it fails at once.
         self.check_accept = true;
         let key = self.core.table.key(slot);
-        if let Err(error) = self.driver.connect(key, config) {
-            // Nothing was begun, so no event will end it.
-            let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(0));
-            self.retire(slot, CloseHow::Fin, reason);
-            self.core.vacate(slot);
+        let begun = match opening {
+            Opening::Tcp(config) => self.driver.connect(key, config),
+            #[cfg(unix)]
+            Opening::Unix(target) => self.driver.connect_unix(key, target),
+            Opening::Datagram(config) => self.driver.open_datagram(key, config),
+        };
+        match begun {
+            Ok(()) if matches!(opening, Opening::Datagram(_)) => self.on_datagram_open(slot),
+            Ok(()) => {}
+            Err(error) => {
+                // Nothing was begun, so no event will end it.
+                let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(UNSUPPORTED));
+                self.retire(slot, CloseHow::Fin, reason);
+                self.core.vacate(slot);
+            }
         }
     }
 
@@ -82,7 +103,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
         if entry.flags.has(Flags::ABORT) {
             let reason = entry.reason;
-            self.begin_close(slot, CloseHow::Reset, reason);
+            let how = if entry.flags.has(Flags::DATAGRAM) { CloseHow::Fin } else { CloseHow::Reset };
+            self.begin_close(slot, how, reason);
             return;
         }
         if entry.phase == Phase::Connecting {
@@ -127,12 +149,24 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
         let deliver = core.may_deliver(slot);
         let entry = core.table.get_mut(slot);
-        let held_up = entry.phase == Phase::Open && !(deliver && entry.held.is_empty());
+        if H::PULL
+            && entry.phase == Phase::Open
+            && entry.flags.has(Flags::TX_FAILED)
+            && entry.flags.has(Flags::RX_EOF)
+            && entry.held.is_empty()
+        {
+            let reason = entry.reason;
+            self.begin_close(slot, CloseHow::Fin, reason);
+            return;
+        }
+        let held_up = entry.phase == Phase::Open
+            && if H::PULL { core.is_backed_up(slot) } else { !(deliver && entry.held.is_empty()) };
+        let entry = core.table.get_mut(slot);
         if held_up != entry.flags.has(Flags::HELD_UP) && !entry.flags.has(Flags::RX_EOF) {
             entry.flags.set(Flags::HELD_UP, held_up);
             core.counters.pauses.add(held_up.into());
         }
-        let wanted = !held_up && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED));
+        let wanted = !held_up && !entry.flags.has(Flags::RX_EOF.and(Flags::STARVED).and(Flags::RX_FAULT));
         let armed = entry.flags.has(Flags::ARMED);
         if !wanted {
             entry.flags.remove(Flags::FED);
@@ -178,6 +212,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let entry = self.core.table.get_mut(slot);
         entry.phase = Phase::Closing;
         entry.flags = Flags::default();
+        entry.pieces = 0;
         let queue = entry.queue.take();
         let held = entry.held.take();
         let state = entry.state.take();
@@ -292,6 +327,10 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let wheel = self.core.wheel.next_stop().map(wheel::time_of);
         let accept = self.acceptors.iter().filter_map(super::accept::Acceptor::retry_at).min();
         let stop = self.stop_at;
-        [wheel, self.core.alarm, accept, self.admit_at, self.reclaim_at, stop].into_iter().flatten().min()
+        let turn = self.handler.next_turn();
+        [turn, wheel, self.core.alarm, accept, self.admit_at, self.reclaim_at, stop]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

@@ -80,6 +80,11 @@ impl Flags {
     /// Receiving is paused, by congestion or by the handler, and that was counted.
     pub(crate) const HELD_UP: Flags = Flags(1 << 20);
 
+    /// A datagram socket.
+    pub(crate) const DATAGRAM: Flags = Flags(1 << 21);
+    /// Receiving has failed, and goes on when the handler has been told.
+    pub(crate) const RX_FAULT: Flags = Flags(1 << 22);
+
     #[inline]
     pub(crate) fn has(self, any: Flags) -> bool {
         self.0 & any.0 != 0
@@ -115,6 +120,8 @@ pub(crate) struct Slot<S> {
     /// Next vacant slot, while vacant.
     next_vacant: u32,
     pub(crate) phase: Phase,
+    /// Payloads held back, in pull mode.
+    pub(crate) pieces: u16,
     pub(crate) flags: Flags,
     /// Why it is being closed; meaningful from Draining on, and with `TX_FAILED`.
     pub(crate) reason: CloseReason,
@@ -122,7 +129,7 @@ pub(crate) struct Slot<S> {
     pub(crate) idle: u32,
     /// Waiting to be sent (not what is in flight).
     pub(crate) queue: Chain,
-    /// Received while paused, to be delivered on resume.
+    /// Received while paused, to be delivered on resume; in pull mode, received and not taken.
     pub(crate) held: Chain,
     /// Bytes queued and in flight.
     pub(crate) unsent: u64,
@@ -196,6 +203,7 @@ impl<S> Table<S> {
                 generation: 0,
                 next_vacant: NONE,
                 phase: Phase::Vacant,
+                pieces: 0,
                 flags: Flags::default(),
                 reason: CloseReason::Local,
                 idle: 0,
@@ -213,6 +221,7 @@ impl<S> Table<S> {
         let slot = &mut self.slots[index as usize];
         slot.phase = phase;
         slot.flags = Flags::default();
+        slot.pieces = 0;
         slot.reason = CloseReason::Local;
         slot.last_active = tick;
         slot.state = state;

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::time::Time;
+use crate::clock::Time;
 
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;

@@ -86,9 +86,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::{Chain, Memory};
+use crate::clock::Time;
 use crate::config::{ConnectConfig, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 use super::sys::{self, Epoll, Harvest, stream};
 use super::{

@@ -99,9 +99,9 @@ use std::time::{Duration, Instant};
 use windows_sys::Win32::System::IO::OVERLAPPED_ENTRY;
 
 use crate::buffer::{Chain, Memory};
+use crate::clock::Time;
 use crate::config::{ConnectConfig, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 use super::sys;
 use super::{

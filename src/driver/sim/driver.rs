@@ -14,9 +14,9 @@ use super::script::{Place, Shortage, Strike};
 use super::tcp::{Owner, Sock};
 use super::world::{Shared, World};
 use crate::buffer::{Chain, Memory};
+use crate::clock::Time;
 use crate::config::ConnectConfig;
 use crate::metrics::Counters;
-use crate::time::Time;
 
 /// A listening socket of the simulated kernel, on its way to a driver.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::script::{Place, Strike};
 use super::tcp::{Packet, RETRANSMIT, Sock, State};
 use super::trace::Actor;
 use super::world::{Action, World};
-use crate::time::Time;
+use crate::clock::Time;
 
 /// How far apart two repetitions of a packet get at most: Linux's `TCP_RTO_MAX`.
 const RETRANSMIT_LAST: Duration = Duration::from_secs(120);

@@ -20,9 +20,9 @@ use super::script::{Place, Strike};
 use super::tcp::{Io, Sock};
 use super::world::{Action, World};
 use crate::buffer::{Buf, BufMut, Chain, Memory};
+use crate::clock::Time;
 use crate::config::{Descriptors, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 /// Task work that one wait runs, as measured on Linux 6.18: the rest has to wait for the next.
 const WORK_PER_WAIT: usize = 20;

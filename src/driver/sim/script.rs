@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::errno;
 use super::trace::Actor;
 use super::world::{Action, World};
-use crate::time::Time;
+use crate::clock::Time;
 
 /// What the system is short of when it refuses a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::errno;
 use super::script::{Place, Strike};
 use super::world::{Action, World};
-use crate::time::Time;
+use crate::clock::Time;
 
 /// One end of a connection: side 0 connected, side 1 was connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

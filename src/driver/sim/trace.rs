@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use super::rng::mix;
-use crate::time::Time;
+use crate::clock::Time;
 
 /// Events kept for reading.
 const KEPT: usize = 1024;

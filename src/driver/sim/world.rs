@@ -14,7 +14,7 @@ use super::rng::{Rng, mix};
 use super::script::{Fault, Script};
 use super::tcp::{Conn, Owner, Sock};
 use super::trace::{Actor, Trace};
-use crate::time::Time;
+use crate::clock::Time;
 
 /// The world, shared by drivers, peers and the test.
 pub(crate) type Shared = Rc<RefCell<World>>;

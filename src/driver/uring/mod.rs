@@ -40,9 +40,9 @@ use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, types};
 
 use crate::buffer::{Chain, Memory};
+use crate::clock::Time;
 use crate::config::{ConnectConfig, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 use super::sys::{self, RawAddress};
 use super::{

@@ -7,10 +7,10 @@ use io_uring::squeue::{self, Flags};
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, types};
 
+use crate::clock::Time;
 use crate::driver::Key;
 use crate::driver::sys::RawAddress;
 use crate::metrics::Counters;
-use crate::time::Time;
 
 use super::user_data::{Kind, encode};
 

@@ -288,6 +288,20 @@ impl<M> Remote<M> {
         }
     }
 
+    /// The deadline that a stop was asked for with, if one was.
+    pub(crate) fn stop_deadline(&self) -> Option<Duration> {
+        self.directory.first()?.stop_request()
+    }
+
+    /// Makes a worker look, though nothing was put into its mailbox.
+    pub(crate) fn nudge(&self, worker: usize) {
+        if let Some(mailbox) = self.directory.get(worker)
+            && mailbox.notify()
+        {
+            mailbox.wake();
+        }
+    }
+
     /// Asks every worker to stop: to accept nothing more, to close every connection gracefully, to
     /// reset what is left after `deadline`, and to end. Only the first call counts. Never refused.
     pub fn stop(&self, deadline: Duration) {

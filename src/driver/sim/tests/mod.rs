@@ -19,9 +19,9 @@ use super::ring::Shape;
 use super::script::{Fault, When};
 use super::world::{Settings, Shared, World};
 use crate::buffer::{Buf, BufferConfig, Chain, Memory, Payload};
+use crate::clock::Time;
 use crate::config::{Descriptors, UringFeatures, WorkerConfig};
 use crate::metrics::Counters;
-use crate::time::Time;
 
 const BUFFER: u32 = 256;
 const BUFFERS: u32 = 8;

@@ -1,0 +1,242 @@
+//! A task's future, its outcome, and who waits for it.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use super::hub::Hub;
+use super::waker::TaskName;
+
+/// A task whose type is not known.
+pub(super) trait AnyTask {
+    /// Polls it; `Ready` when it is over: finished, panicked, or aborted meanwhile.
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()>;
+    /// Drops the future, if it is not being polled, and says so to whoever waits for it.
+    fn cancel(&self);
+}
+
+/// What a task came to, for whoever has its handle.
+trait Joinable<T> {
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<T, JoinError>>;
+    fn is_finished(&self) -> bool;
+}
+
+enum Stage<F: Future> {
+    Running(Pin<Box<F>>),
+    Over,
+}
+
+/// One allocation for everything about a task but its future.
+struct Task<F: Future> {
+    stage: RefCell<Stage<F>>,
+    /// Aborted while it was being polled.
+    aborted: Cell<bool>,
+    outcome: Cell<Option<Result<F::Output, JoinError>>>,
+    finished: Cell<bool>,
+    waiter: Cell<Option<Waker>>,
+}
+
+impl<F: Future> Task<F> {
+    fn finish(&self, outcome: Result<F::Output, JoinError>) {
+        self.finished.set(true);
+        self.outcome.set(Some(outcome));
+        if let Some(waiter) = self.waiter.take() {
+            waiter.wake();
+        }
+    }
+}
+
+impl<F: Future> AnyTask for Task<F> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut stage = self.stage.borrow_mut();
+        let Stage::Running(future) = &mut *stage else { return Poll::Ready(()) };
+        // Whatever a panic leaves half done inside the task is dropped with it and seen by nobody.
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+        let outcome = match polled {
+            Ok(Poll::Pending) if !self.aborted.get() => return Poll::Pending,
+            Ok(Poll::Pending) => Err(JoinError(Why::Aborted)),
+            Ok(Poll::Ready(value)) => Ok(value),
+            Err(panic) => Err(JoinError(Why::Panicked(panic))),
+        };
+        let over = std::mem::replace(&mut *stage, Stage::Over);
+        drop(stage);
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(over)));
+        self.finish(dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome));
+        Poll::Ready(())
+    }
+
+    fn cancel(&self) {
+        let Ok(mut stage) = self.stage.try_borrow_mut() else {
+            self.aborted.set(true);
+            return;
+        };
+        let over = std::mem::replace(&mut *stage, Stage::Over);
+        drop(stage);
+        if matches!(over, Stage::Over) {
+            return;
+        }
+        let outcome = match catch_unwind(AssertUnwindSafe(|| drop(over))) {
+            Ok(()) => JoinError(Why::Aborted),
+            Err(panic) => JoinError(Why::Panicked(panic)),
+        };
+        self.finish(Err(outcome));
+    }
+}
+
+impl<F: Future> Joinable<F::Output> for Task<F> {
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
+        if let Some(outcome) = self.outcome.take() {
+            return Poll::Ready(outcome);
+        }
+        assert!(!self.finished.get(), "a JoinHandle was polled after it had given the outcome");
+        self.waiter.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    fn is_finished(&self) -> bool {
+        self.finished.get()
+    }
+}
+
+/// Makes a task of a future.
+pub(super) fn spawn<F>(hub: &Rc<Hub>, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+{
+    let task = Rc::new(Task {
+        stage: RefCell::new(Stage::Running(Box::pin(future))),
+        aborted: Cell::new(false),
+        outcome: Cell::new(None),
+        finished: Cell::new(false),
+        waiter: Cell::new(None),
+    });
+    let name = hub.tasks.insert(task.clone());
+    if name.is_none() {
+        task.cancel();
+    }
+    JoinHandle { task, name, hub: hub.clone() }
+}
+
+/// Waits for a task: a future that gives what the task's future gave, or why it did not.
+///
+/// Dropping it lets the task go on by itself.
+///
+/// ```
+/// corelane::task::block_on(async {
+///     let sum = corelane::task::spawn(async { 1 + 2 });
+///     assert_eq!(sum.await.unwrap(), 3);
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a JoinHandle does nothing by itself; drop it to let the task go on alone"]
+pub struct JoinHandle<T> {
+    task: Rc<dyn Handled<T>>,
+    name: Option<TaskName>,
+    hub: Rc<Hub>,
+}
+
+/// Both sides of a task.
+trait Handled<T>: Joinable<T> + AnyTask {}
+impl<F: Future> Handled<F::Output> for Task<F> {}
+
+impl<T> JoinHandle<T> {
+    /// Ends the task: its future is dropped at once (when the task aborts itself, as soon as it waits), and
+    /// the handle gives an error. Does nothing to a task that has finished.
+    pub fn abort(&self) {
+        if let Some(name) = self.name {
+            // One that is running takes itself out.
+            self.task.cancel();
+            if self.task.is_finished() {
+                drop(self.hub.tasks.remove(name));
+            }
+        }
+    }
+
+    /// The outcome, if there is one already.
+    pub(super) fn into_outcome(self) -> Option<Result<T, JoinError>> {
+        match self.task.poll_join(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Whether the task is over, however it ended.
+    pub fn is_finished(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.task.poll_join(cx)
+    }
+}
+
+impl<T> Unpin for JoinHandle<T> {}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinHandle(finished: {})", self.is_finished())
+    }
+}
+
+/// Why a task gave nothing.
+pub struct JoinError(pub(super) Why);
+
+pub(super) enum Why {
+    Aborted,
+    Panicked(Box<dyn Any + Send>),
+}
+
+impl JoinError {
+    /// Whether it was aborted, by its handle or because its worker ended.
+    pub fn is_aborted(&self) -> bool {
+        matches!(self.0, Why::Aborted)
+    }
+
+    /// Whether it panicked.
+    pub fn is_panic(&self) -> bool {
+        matches!(self.0, Why::Panicked(_))
+    }
+
+    /// What it panicked with, for [`resume_unwind`](std::panic::resume_unwind).
+    ///
+    /// # Errors
+    /// The error itself when the task was aborted.
+    pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
+        match self.0 {
+            Why::Panicked(panic) => Ok(panic),
+            Why::Aborted => Err(self),
+        }
+    }
+}
+
+/// The text of a panic.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Why::Aborted => f.write_str("the task was aborted"),
+            Why::Panicked(panic) => write!(f, "the task panicked: {}", panic_text(&**panic)),
+        }
+    }
+}
+
+impl fmt::Debug for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinError({self})")
+    }
+}
+
+impl std::error::Error for JoinError {}

@@ -1,0 +1,89 @@
+//! What the async tier keeps of a connection: who waits for what, and how it ended.
+//!
+//! The worker has the connection itself (data received, data queued, limits). A link is shared by the
+//! worker's slot and the user's stream, so either may go first: a stream that is dropped closes the
+//! connection, a connection that ends leaves its reason here for the stream.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::task::{Context, Poll, Waker};
+
+use crate::driver::Addresses;
+use crate::handler::{CloseReason, ConnId};
+
+/// One who waits.
+#[derive(Default)]
+pub(crate) struct Waiter(Cell<Option<Waker>>);
+
+impl Waiter {
+    /// Notes who is to be woken.
+    #[inline]
+    pub(crate) fn set(&self, cx: &Context<'_>) {
+        // Usually the same task as before.
+        let waker = self.0.take().filter(|waker| waker.will_wake(cx.waker()));
+        self.0.set(Some(waker.unwrap_or_else(|| cx.waker().clone())));
+    }
+
+    #[inline]
+    pub(crate) fn take(&self) -> Option<Waker> {
+        self.0.take()
+    }
+}
+
+/// Where a connection is in its life, as its stream sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    Opening,
+    Open,
+    Over(CloseReason),
+}
+
+pub(crate) struct Link {
+    pub(crate) id: Cell<ConnId>,
+    pub(crate) life: Cell<Life>,
+    /// The peer's address, where it came with the connection.
+    pub(crate) peer: Option<SocketAddr>,
+    /// Whether receiving ends when the runtime is asked to stop.
+    pub(crate) ends_on_stop: Cell<bool>,
+    pub(crate) reader: Waiter,
+    pub(crate) writer: Waiter,
+    /// What is only needed now and then.
+    pub(crate) control: Control,
+}
+
+/// Questions to the system under way, and their answers.
+#[derive(Default)]
+pub(crate) struct Control {
+    pub(crate) waiter: Waiter,
+    pub(crate) addresses: Cell<Option<Box<io::Result<Addresses>>>>,
+    pub(crate) options: Cell<Option<Box<io::Result<()>>>>,
+    /// A datagram socket's receiving failed.
+    pub(crate) fault: Cell<Option<Box<io::Error>>>,
+}
+
+impl Link {
+    pub(crate) fn new(id: ConnId, life: Life, peer: Option<SocketAddr>) -> Self {
+        Self {
+            id: Cell::new(id),
+            life: Cell::new(life),
+            peer,
+            ends_on_stop: Cell::new(false),
+            reader: Waiter::default(),
+            writer: Waiter::default(),
+            control: Control::default(),
+        }
+    }
+
+    /// Ready when the connection is there, or with why it is not.
+    pub(crate) fn poll_open(&self, cx: &Context<'_>) -> Poll<Result<(), CloseReason>> {
+        match self.life.get() {
+            Life::Opening => {
+                self.writer.set(cx);
+                Poll::Pending
+            }
+            Life::Open => Poll::Ready(Ok(())),
+            Life::Over(reason) => Poll::Ready(Err(reason)),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What may lie in the mailbox of a worker that runs tasks.
+
+use std::fmt;
+
+use super::waker::TaskName;
+
+/// A message between the workers of a runtime that runs tasks. Nothing of it is for users.
+pub struct Message(pub(super) Kind);
+
+pub(super) enum Kind {
+    /// Poll a task.
+    Wake(TaskName),
+    /// Run this among the tasks; it will spawn one.
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Kind::Wake(_) => "Wake",
+            Kind::Run(_) => "Run",
+        })
+    }
+}

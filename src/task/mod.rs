@@ -1,0 +1,149 @@
+//! Tasks: `async` code on a worker, single-threaded, on the same engine as every [`Handler`](crate::Handler).
+//!
+//! There is no second event loop. The async tier is a handler in [pull mode](crate::Handler::PULL): its callbacks note
+//! whom to wake, and once a turn, after all callbacks and before what they noted becomes operations, the tasks that were woken
+//! are polled. What they send goes out with that same turn's one system call.
+//!
+//! ```
+//! use corelane::net::{TcpListener, TcpStream};
+//!
+//! corelane::task::block_on(async {
+//!     let mut listener = TcpListener::bind("127.0.0.1:0").await?;
+//!     let addr = listener.local_addr()?;
+//!     let server = corelane::task::spawn(async move {
+//!         let mut stream = listener.accept().await?;
+//!         while let Some(data) = stream.recv().await? {
+//!             stream.send(data).await?; // the received buffer itself, not a copy
+//!         }
+//!         std::io::Result::Ok(())
+//!     });
+//!     let mut stream = TcpStream::connect(addr).await?;
+//!     stream.send("hello").await?;
+//!     assert_eq!(&stream.recv().await?.expect("an echo")[..], b"hello");
+//!     drop(stream); // closes it
+//!     server.await.unwrap()
+//! })??;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! * Tasks are not `Send`: a task stays on the worker that spawned it. [`spawn_on`] starts one on another worker.
+//! * A wake on the task's own thread is a push to a queue, without atomic operations; from anywhere else it
+//!   is a message to the worker's mailbox. Wakers hold no memory and may be sent and kept anywhere.
+//! * A turn polls at most [`turn_budget`](crate::WorkerConfig::turn_budget) tasks, and a task that never has to
+//!   wait is put off after 128 operations, so that neither keeps connections or other tasks waiting.
+//! * A task that panics ends alone: its [`JoinHandle`] says so. A panic of the main future ends the worker.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `run.rs` | the handler: callbacks → wakes; once a turn, tasks |
+//! | `hub.rs` | what a worker's futures share, and how they reach the worker's core |
+//! | `table.rs` | tasks, and who is to be polled |
+//! | `join.rs` | a task's future and outcome: [`JoinHandle`] |
+//! | `waker.rs` | wakers that are names (the only `unsafe` here) |
+//! | `link.rs` | who waits for a connection |
+//! | `accept.rs` | listeners: who was accepted, who waits for them |
+//! | `timers.rs` | timers of tasks |
+//! | `start.rs` | [`block_on`], [`Builder::start_tasks`](crate::Builder::start_tasks) |
+//!
+//! What may not enter this room: sockets' manners (see [`net`](crate::net)), system calls.
+
+mod accept;
+mod hub;
+mod join;
+mod link;
+mod message;
+mod run;
+mod start;
+mod table;
+mod timers;
+mod waker;
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use crate::worker::RemoteError;
+
+pub(crate) use accept::{Accepting, Binding};
+pub(crate) use hub::Hub;
+pub use join::{JoinError, JoinHandle};
+pub(crate) use link::{Life, Link};
+pub use message::Message;
+pub(crate) use run::TaskHandler;
+pub use start::{BlockOnError, MainOutcome, block_on};
+
+/// Makes a task of a future, on this worker.
+///
+/// # Panics
+/// Outside of a task; and when the worker holds 16 million tasks.
+pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+{
+    join::spawn(&Hub::current(), future)
+}
+
+/// Index of the worker that runs this task.
+///
+/// # Panics
+/// Outside of a task.
+pub fn worker() -> usize {
+    Hub::current().worker()
+}
+
+/// Number of workers in this task's runtime.
+///
+/// # Panics
+/// Outside of a task.
+pub fn workers() -> usize {
+    Hub::current().remote().workers()
+}
+
+/// Starts a task on a worker of this task's runtime: `make` is sent there and makes the future, which need not be
+/// `Send`. It goes on by itself; let it answer through a channel.
+///
+/// # Errors
+/// [`RemoteError::Full`] when that worker's mailbox is full, [`RemoteError::Stopped`] when it has ended or there is
+/// none of that index.
+///
+/// # Panics
+/// Outside of a task.
+pub fn spawn_on<F>(worker: usize, make: impl FnOnce() -> F + Send + 'static) -> Result<(), RemoteError<()>>
+where
+    F: Future<Output = ()> + 'static,
+{
+    let run = Box::new(move || drop(spawn(make())));
+    let message = Message(message::Kind::Run(run));
+    Hub::current().remote().post(worker, message).map_err(|error| match error {
+        RemoteError::Full(_) => RemoteError::Full(()),
+        RemoteError::Stopped(_) => RemoteError::Stopped(()),
+    })
+}
+
+/// Lets other tasks, and what happened to connections, come first: the task goes on in the worker's next turn.
+///
+/// # Panics
+/// Outside of a task.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        Hub::current().wake_next_turn(cx);
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Waits until the runtime is asked to stop: for tasks that are to end in good order then.
+///
+/// From that moment on nothing is accepted, [`accept`](crate::net::TcpListener::accept) gives an error, and an accepted connection's
+/// `recv` gives one as soon as nothing that arrived is left, so that a task which serves a client ends between
+/// two requests without knowing of the stop. What is still there when the deadline comes is reset and dropped.
+///
+/// # Panics
+/// Outside of a task.
+pub async fn stopped() {
+    let hub = Hub::current();
+    poll_fn(|cx| if hub.poll_stop(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+}

@@ -1,0 +1,162 @@
+//! The tasks of one worker: slots with generations, and the queue of those to be polled.
+//!
+//! ```text
+//!            spawn             taken from the queue            Pending
+//!   (free) ─────────► Queued ───────────────────────► Running ─────────► Waiting
+//!                       ▲                              │    │               │
+//!                       │          woken meanwhile     │    │ Ready, panic  │ woken
+//!                       ├──────────────────────────────┘    ▼               │
+//!                       │                                 (free)            │
+//!                       └───────────────────────────────────────────────────┘
+//! ```
+//!
+//! Who owns the future: the slot, through its cell; while Running the poll on the stack borrows it. An abort drops
+//! it at once, except while Running (a task that aborts itself): then when that poll has returned.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use super::join::AnyTask;
+use super::waker::{MAX_TASKS, TaskName};
+
+const NONE: u32 = u32::MAX;
+
+struct Slot {
+    generation: u32,
+    next_free: u32,
+    /// In one of the queues.
+    queued: bool,
+    task: Option<Rc<dyn AnyTask>>,
+}
+
+pub(super) struct Table {
+    hub: u32,
+    slots: RefCell<Vec<Slot>>,
+    free: Cell<u32>,
+    live: Cell<usize>,
+    /// To be polled in this turn.
+    ready: RefCell<VecDeque<u32>>,
+    closed: Cell<bool>,
+}
+
+impl Table {
+    pub(super) fn new(hub: u32) -> Self {
+        Self {
+            hub,
+            slots: RefCell::default(),
+            free: Cell::new(NONE),
+            live: Cell::new(0),
+            ready: RefCell::default(),
+            closed: Cell::new(false),
+        }
+    }
+
+    /// Tasks that have not ended.
+    pub(super) fn len(&self) -> usize {
+        self.live.get()
+    }
+
+    /// Takes a task in, to be polled in this turn. `None`, with the task dropped, when the worker has ended.
+    ///
+    /// # Panics
+    /// When the worker holds as many tasks as names can tell apart (16 million).
+    pub(super) fn insert(&self, task: Rc<dyn AnyTask>) -> Option<TaskName> {
+        if self.closed.get() {
+            return None;
+        }
+        let mut slots = self.slots.borrow_mut();
+        let index = self.free.get();
+        let index = if index == NONE {
+            assert!(slots.len() < MAX_TASKS, "more than {MAX_TASKS} tasks on one worker");
+            slots.push(Slot { generation: 0, next_free: NONE, queued: false, task: None });
+            slots.len() as u32 - 1
+        } else {
+            self.free.set(slots[index as usize].next_free);
+            index
+        };
+        let slot = &mut slots[index as usize];
+        slot.task = Some(task);
+        self.live.set(self.live.get() + 1);
+        if !std::mem::replace(&mut slot.queued, true) {
+            self.ready.borrow_mut().push_back(index);
+        }
+        Some(TaskName::new(self.hub, index, slot.generation))
+    }
+
+    /// Has a task polled in this turn, if the turn's budget allows.
+    pub(super) fn make_ready(&self, name: TaskName) {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get_mut(name.slot as usize) else { return };
+        if slot.task.is_some() && !slot.queued && name.is_generation(slot.generation) {
+            slot.queued = true;
+            self.ready.borrow_mut().push_back(name.slot);
+        }
+    }
+
+    /// Has every task polled.
+    pub(super) fn make_all_ready(&self) {
+        for (index, slot) in self.slots.borrow_mut().iter_mut().enumerate() {
+            if slot.task.is_some() && !slot.queued {
+                slot.queued = true;
+                self.ready.borrow_mut().push_back(index as u32);
+            }
+        }
+    }
+
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.borrow().is_empty()
+    }
+
+    /// Polls the task that has waited longest. False when there is none.
+    pub(super) fn poll_next(&self) -> bool {
+        let Some(index) = self.ready.borrow_mut().pop_front() else { return false };
+        let (task, name) = {
+            let mut slots = self.slots.borrow_mut();
+            let slot = &mut slots[index as usize];
+            // Aborted, or its slot used again, since it was queued: the queue has one entry per slot in any case.
+            slot.queued = false;
+            let Some(task) = slot.task.clone() else { return true };
+            (task, TaskName::new(self.hub, index, slot.generation))
+        };
+        let waker = name.waker();
+        if let Poll::Ready(()) = task.poll(&mut Context::from_waker(&waker)) {
+            self.remove(name);
+        }
+        true
+    }
+
+    /// Takes a task out; it is dropped by the caller.
+    pub(super) fn remove(&self, name: TaskName) -> Option<Rc<dyn AnyTask>> {
+        let mut slots = self.slots.borrow_mut();
+        let slot = slots.get_mut(name.slot as usize)?;
+        if !name.is_generation(slot.generation) {
+            return None;
+        }
+        let task = slot.task.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        // A slot that is still queued keeps its entry, and is polled in vain, or for its next task.
+        slot.next_free = self.free.replace(name.slot);
+        self.live.set(self.live.get() - 1);
+        Some(task)
+    }
+
+    /// Drops every task, and takes no more. Returns how many there were.
+    pub(super) fn close(&self) -> usize {
+        self.closed.set(true);
+        let dropped = self.live.get();
+        // What tasks do while they are dropped may end others.
+        for index in 0.. {
+            let task = match self.slots.borrow_mut().get_mut(index) {
+                None => break,
+                Some(slot) => slot.task.take(),
+            };
+            if let Some(task) = task {
+                self.live.set(self.live.get() - 1);
+                task.cancel();
+            }
+        }
+        dropped
+    }
+}
