@@ -128,6 +128,7 @@ impl Rig {
                 }
                 format!("{} data armed={armed}", key.slot)
             }
+            Event::DatagramSent { key, token, .. } => format!("{} datagram {token} sent", key.slot),
             Event::RecvEnded { key, end } => {
                 let again = matches!(end, RecvEnd::NoBuffer | RecvEnd::Stopped);
                 if again && self.rearm {
