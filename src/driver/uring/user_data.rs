@@ -35,9 +35,13 @@ pub(crate) enum Kind {
     PeerWake,
     /// A message to another ring failed; the slot is the peer's number.
     PeerFailed,
+    /// A connection to a Unix socket, which is over before; see `control.rs`.
+    UnixConnect,
+    /// Giving a socket of the descriptor table an ordinary descriptor; see `control.rs`.
+    Install,
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 18] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
@@ -54,6 +58,8 @@ const KINDS: [Kind; 16] = [
     Kind::Wake,
     Kind::PeerWake,
     Kind::PeerFailed,
+    Kind::UnixConnect,
+    Kind::Install,
 ];
 
 #[inline]
