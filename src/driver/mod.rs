@@ -318,3 +318,7 @@ pub(crate) trait Native: Driver<Listener = NativeListener> {
         memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError>;
 }
+
+#[cfg(test)]
+#[cfg(any(target_os = "linux", windows))]
+mod tests;

@@ -50,7 +50,7 @@ impl EpollDriver {
     ///
     /// # Errors
     /// `NotConnected` when there is none; those of `with`.
-    pub(super) fn with_socket<R>(
+    pub(in crate::driver) fn with_socket<R>(
         &mut self,
         key: Key,
         with: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,

@@ -27,6 +27,9 @@ impl IocpDriver {
     pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
+                if let Event::AcceptFailed { listener, .. } = &event {
+                    self.listeners.owe(*listener, -1);
+                }
                 return Some(event);
             }
             let event = if self.taken < self.filled {

@@ -7,6 +7,7 @@
 //! | `slots.rs` | the record of a connection |
 //! | `socket.rs` | the system calls on a connection's socket |
 //! | `ext.rs` | Winsock's extension functions; what of them is not used, and why |
+//! | `control.rs` | listeners made at run time, addresses, options |
 //! | `listeners.rs` | accepts, and the thread that forwards those of a shared listener |
 //! | `submit.rs` | operations are started, cancelled and given up |
 //! | `complete.rs` | packets → events |
@@ -78,6 +79,7 @@
 //! is on its way; the next operation tells then.
 
 mod complete;
+mod control;
 mod error;
 mod ext;
 mod listeners;
@@ -100,13 +102,13 @@ use windows_sys::Win32::System::IO::OVERLAPPED_ENTRY;
 
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::{ConnectConfig, WorkerConfig};
+use crate::config::{ConnectConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
 
 use super::sys;
 use super::{
-    AcceptMode, CloseHow, Driver, DriverInfo, Event, Feature, Key, ListenerId, Multishot, Native, SetupError,
-    Socket,
+    AcceptMode, Addresses, CloseHow, Driver, DriverInfo, Event, Feature, Key, ListenConfig, ListenerId,
+    Listening, Multishot, Native, SetupError, Socket,
 };
 
 use ext::Extensions;
@@ -383,6 +385,18 @@ impl Driver for IocpDriver {
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
         self.start_connect(key, config)
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        self.begin_listening(config)
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with_socket(key, control::addresses)
+    }
+
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        self.with_socket(key, |socket| sys::set_options_of_open(socket.as_raw_socket(), options))
     }
 
     #[inline]

@@ -28,6 +28,7 @@ impl IocpDriver {
             }
             Err(number) => {
                 let error = error::io(number);
+                self.listeners.owe(listener, 1);
                 self.ready.push_back(Event::AcceptFailed { listener, mode, error });
             }
         }

@@ -103,7 +103,7 @@ impl UringDriver {
     ///
     /// # Errors
     /// `NotConnected` when there is no such socket; `Unsupported` where it can have no descriptor; those of `with`.
-    pub(super) fn with_socket<R>(
+    pub(in crate::driver) fn with_socket<R>(
         &mut self,
         key: Key,
         with: impl FnOnce(BorrowedFd<'_>) -> io::Result<R>,

@@ -75,7 +75,7 @@ fn as_unix(fd: BorrowedFd<'_>) -> io::Result<UnixStream> {
 pub(crate) fn set_options_of_open(fd: BorrowedFd<'_>, options: &SocketOptions) -> io::Result<()> {
     options.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
     let inet = matches!(domain(fd)?, libc::AF_INET | libc::AF_INET6);
-    if !inet || option(fd, libc::SO_TYPE)? != libc::SOCK_STREAM {
+    if !inet || option(fd, libc::SOL_SOCKET, libc::SO_TYPE)? != libc::SOCK_STREAM {
         return socket::set_buffers(&fd, options);
     }
     if !options.nodelay {
@@ -86,14 +86,59 @@ pub(crate) fn set_options_of_open(fd: BorrowedFd<'_>, options: &SocketOptions) -
 
 /// The family of a socket.
 fn domain(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
-    option(fd, libc::SO_DOMAIN)
+    option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
-fn option(fd: BorrowedFd<'_>, name: libc::c_int) -> io::Result<libc::c_int> {
+fn option(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut len = size_of_val(&value) as libc::socklen_t;
     let pointer: *mut libc::c_int = &raw mut value;
     // SAFETY: value and length outlive the call, which writes at most `len` bytes (invariant 5).
-    check(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, pointer.cast(), &raw mut len) })?;
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, pointer.cast(), &raw mut len) })?;
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::time::Duration;
+
+    use crate::config::Keepalive;
+
+    #[test]
+    fn options_reach_the_sockets_that_have_them() {
+        let options = SocketOptions {
+            nodelay: true,
+            keepalive: Some(Keepalive {
+                idle: Duration::from_secs(31),
+                interval: Duration::from_secs(32),
+                count: 33,
+            }),
+            user_timeout: Some(Duration::from_millis(4321)),
+            send_buffer: Some(50_000),
+            ..SocketOptions::default()
+        };
+        let tcp = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        set_options_of_open(tcp.as_fd(), &options).expect("set");
+        let of_tcp = |name| option(tcp.as_fd(), libc::IPPROTO_TCP, name).expect("an option");
+        assert_eq!(
+            [of_tcp(libc::TCP_KEEPIDLE), of_tcp(libc::TCP_KEEPINTVL), of_tcp(libc::TCP_KEEPCNT)],
+            [31, 32, 33]
+        );
+        assert_eq!([of_tcp(libc::TCP_USER_TIMEOUT), of_tcp(libc::TCP_NODELAY)], [4321, 1]);
+        set_options_of_open(tcp.as_fd(), &SocketOptions { nodelay: false, ..options.clone() }).expect("set");
+        assert_eq!(of_tcp(libc::TCP_NODELAY), 0);
+        let udp = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let (stream, _other) = UnixStream::pair().expect("a pair");
+        for fd in [udp.as_fd(), stream.as_fd()] {
+            set_options_of_open(fd, &options).expect("the buffer");
+            assert_eq!(option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).expect("an option"), 100_000, "doubled");
+            assert_eq!(option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE).expect("an option"), 0);
+        }
+        let ends = addresses(udp.as_fd()).expect("one address");
+        assert!(matches!(ends, Addresses { local: Address::Inet(_), peer: None }));
+        let ends = addresses(stream.as_fd()).expect("two names, of nothing");
+        assert!(matches!(ends.peer, Some(Address::Unix(name)) if name.is_unnamed()));
+    }
 }

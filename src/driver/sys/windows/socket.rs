@@ -200,6 +200,28 @@ pub(crate) fn peer_address(socket: RawSocket) -> io::Result<SocketAddr> {
     address.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
 }
 
+/// The address that a socket is bound to.
+pub(crate) fn local_address(socket: RawSocket) -> io::Result<SocketAddr> {
+    let mut address = RawAddress::UNSPECIFIED;
+    let (pointer, len) = (address.as_mut_ptr(), address.len_mut());
+    // SAFETY: address and length outlive the call (invariant 5).
+    check(unsafe { WinSock::getsockname(socket as SOCKET, pointer, len) })?;
+    address.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// Sets the options of an open socket that are given, and `nodelay` either way.
+///
+/// # Errors
+/// `InvalidInput` for an option out of its range, before anything is set; as [`set_options`], with those before
+/// it set.
+pub(crate) fn set_options_of_open(socket: RawSocket, options: &SocketOptions) -> io::Result<()> {
+    options.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+    if !options.nodelay {
+        set_int(socket as SOCKET, IPPROTO_TCP, TCP_NODELAY, 0)?;
+    }
+    set_options(socket, options)
+}
+
 /// Sends FIN.
 pub(crate) fn shutdown_write(socket: RawSocket) -> io::Result<()> {
     // SAFETY: takes no pointer (invariant 5).
