@@ -109,7 +109,8 @@ impl World {
         }
         this.slots[key.slot as usize].phase = Phase::Closing(None, how);
         this.sockets -= usize::from(!slot.no_entry);
-        self.close_sock(sock, how == CloseHow::Reset);
+        // A Unix stream cannot be reset.
+        self.close_sock(sock, how == CloseHow::Reset && !self.is_local(sock));
     }
 
     /// Asks for the end of everything that is in flight.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
-use super::super::{Driver, Waker};
+use super::super::{Addresses, Driver, ListenConfig, Listening, Waker};
+use super::control::{Number, is_unix};
 use super::errno;
 use super::ring::{Cqe, End, Kind, Phase, Ring, Shape, Slot, Sqe};
 use super::script::{Place, Shortage, Strike};
@@ -15,7 +16,7 @@ use super::tcp::{Owner, Sock};
 use super::world::{Shared, World};
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::ConnectConfig;
+use crate::config::{ConnectConfig, SocketOptions};
 use crate::metrics::Counters;
 
 /// A listening socket of the simulated kernel, on its way to a driver.
@@ -100,9 +101,21 @@ impl SimDriver {
         (slot, sock)
     }
 
+    fn start_connect(world: &mut World, ring: usize, key: Key, from: SocketAddr, to: SocketAddr) {
+        let sock = world.open(from, to, Owner::Nobody);
+        Self::occupy(world, ring, key, sock);
+        let full = world.rings[ring].is_table_full();
+        world.rings[ring].sockets += usize::from(!full);
+        Self::open(world, ring, key).0.no_entry = full;
+        let op = world.start(ring, Kind::Connect { key, sock });
+        let (slot, _) = Self::open(world, ring, key);
+        slot.ops += 1;
+        slot.connect = Some(op);
+    }
+
     fn world_listener(world: &World, ring: usize, id: ListenerId) -> u32 {
         match world.rings[ring].listeners.get(usize::from(id.0)) {
-            Some(Some(listener)) => *listener,
+            Some(Number { listener: Some(listener), .. }) => *listener,
             _ => panic!("driver contract broken: {id:?} is unknown or removed"),
         }
     }
@@ -121,11 +134,16 @@ impl SimDriver {
             Cqe::Woken => Some(Event::Woken),
             Cqe::Accepted { id, socket, peer, mode, armed } => {
                 this.in_flight -= usize::from(!armed);
+                if !armed {
+                    this.owe_accept(id, -1);
+                }
                 let peer = (mode == AcceptMode::Once || knows_peer).then_some(peer);
+                let peer = peer.filter(|peer| !is_unix(*peer));
                 Some(Event::Accepted { listener: id, socket, peer, mode, armed })
             }
             Cqe::AcceptFailed { id, mode, error } => {
                 this.in_flight -= 1;
+                this.owe_accept(id, -1);
                 let error = io::Error::from_raw_os_error(error);
                 Some(Event::AcceptFailed { listener: id, mode, error })
             }
@@ -261,10 +279,9 @@ impl Driver for SimDriver {
             let Some(shared) = world.listeners.get_mut(&listener.0) else {
                 return Err(io::Error::from_raw_os_error(errno::EADDRNOTAVAIL));
             };
+            let id = world.rings[ring].number(listener.0)?;
             shared.users += 1;
-            let listeners = &mut world.rings[ring].listeners;
-            listeners.push(Some(listener.0));
-            Ok(ListenerId((listeners.len() - 1) as u16))
+            Ok(id)
         })
     }
 
@@ -279,6 +296,7 @@ impl Driver for SimDriver {
     fn accept(&mut self, id: ListenerId, mode: AcceptMode) {
         self.with(|world, ring| {
             let listener = Self::world_listener(world, ring, id);
+            world.rings[ring].owe_accept(id, 1);
             world.start(ring, Kind::Accept { listener, id, mode });
         });
     }
@@ -293,10 +311,9 @@ impl Driver for SimDriver {
     fn remove_listener(&mut self, id: ListenerId) {
         self.with(|world, ring| {
             let listener = Self::world_listener(world, ring, id);
-            let mut ops = world.rings[ring].ops.values();
-            let armed = ops.any(|op| matches!(op.kind, Kind::Accept { id: of, .. } if of == id));
-            contract!(!armed, "{id:?} is removed with an accept armed");
-            world.rings[ring].listeners[usize::from(id.0)] = None;
+            let number = &mut world.rings[ring].listeners[usize::from(id.0)];
+            contract!(number.untold == 0, "{id:?} is removed with an accept armed");
+            number.listener = None;
             world.push(ring, Sqe::Unlisten(listener));
         });
     }
@@ -328,17 +345,37 @@ impl Driver for SimDriver {
             let free = world.ephemeral(config.target);
             let host = host.filter(|host| host.is_ipv4() == config.target.is_ipv4()).unwrap_or(free.ip());
             let from = SocketAddr::new(host, port.unwrap_or(free.port()));
-            let sock = world.open(from, config.target, Owner::Nobody);
-            Self::occupy(world, ring, key, sock);
-            let full = world.rings[ring].is_table_full();
-            world.rings[ring].sockets += usize::from(!full);
-            Self::open(world, ring, key).0.no_entry = full;
-            let op = world.start(ring, Kind::Connect { key, sock });
-            let (slot, _) = Self::open(world, ring, key);
-            slot.ops += 1;
-            slot.connect = Some(op);
+            Self::start_connect(world, ring, key, from, config.target);
             Ok(())
         })
+    }
+
+    #[cfg(unix)]
+    fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
+        self.with(|world, ring| {
+            let any = [Shortage::ProcessFiles, Shortage::SystemFiles, Shortage::Buffers];
+            let probability = world.settings.faults.connect_error;
+            let shortage = world.strikes_short_of(Strike::ConnectError, Place::ring(ring), probability, &any);
+            if let Some(shortage) = shortage {
+                return Err(io::Error::from_raw_os_error(shortage.errno()));
+            }
+            let (from, target) = (world.unix_nowhere(), world.unix_address(target, false));
+            Self::start_connect(world, ring, key, from, target);
+            Ok(())
+        })
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        self.with(|world, ring| world.listen_at_run_time(ring, config))
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with(|world, ring| world.addresses_of(ring, key))
+    }
+
+    /// Checks them; options are ignored here.
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        self.with(|world, ring| world.check_options_of(ring, key, options))
     }
 
     fn recv(&mut self, key: Key) {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::event::{AcceptMode, CloseHow, Key, ListenerId, Socket};
+use super::control::Number;
 use super::errno;
 use super::script::{Place, Strike};
 use super::tcp::{Io, Sock};
@@ -208,7 +209,7 @@ pub(crate) struct Ring {
     pub(crate) ops: BTreeMap<u64, Op>,
     pub(crate) slots: Vec<Slot>,
     /// The world's listeners, by [`ListenerId`].
-    pub(crate) listeners: Vec<Option<u32>>,
+    pub(crate) listeners: Vec<Number>,
     /// Accepted, not adopted.
     pub(crate) loose: BTreeMap<i32, Sock>,
     pub(crate) next_socket: i32,
@@ -446,6 +447,9 @@ impl World {
             let error = if self.rng.one_in(2) { errno::EHOSTUNREACH } else { errno::ENETUNREACH };
             return self.connected(ring, id, key, Err(error));
         }
+        if let Some(error) = self.refused_at_once(sock) {
+            return self.connected(ring, id, key, Err(error));
+        }
         self.set_writer(sock, Some((ring, id)));
         self.send_syn(sock);
     }
@@ -576,7 +580,7 @@ impl World {
         for sock in socks {
             self.close_sock(sock, false);
         }
-        for id in std::mem::take(&mut self.rings[ring].listeners).into_iter().flatten() {
+        for id in std::mem::take(&mut self.rings[ring].listeners).into_iter().filter_map(|n| n.listener) {
             if let Some(listener) = self.listeners.get_mut(&id) {
                 listener.waiting.retain(|waiting| waiting.0 != ring);
             }

@@ -69,6 +69,8 @@ pub(crate) struct Listener {
     pub(crate) waiting: VecDeque<(usize, u64)>,
     /// Rings that accept from it; 0 for a scripted peer's.
     pub(crate) users: u32,
+    /// Others may listen on the address too (`SO_REUSEPORT`).
+    pub(crate) shared: bool,
 }
 
 impl Listener {
@@ -91,6 +93,9 @@ pub(crate) struct World {
     pub(crate) rings: Vec<Ring>,
     pub(crate) peers: BTreeMap<u64, PeerState>,
     pub(crate) net: Net,
+    /// Names of Unix sockets.
+    #[cfg(unix)]
+    pub(crate) names: super::control::Names,
     pub(crate) script: Script,
     next_port: u16,
     /// By how much the clock leapt, all leaps together.
@@ -112,6 +117,8 @@ impl World {
             rings: Vec::new(),
             peers: BTreeMap::new(),
             net: Net::default(),
+            #[cfg(unix)]
+            names: Default::default(),
             script: Script::default(),
             next_port: 0,
             leapt: Duration::ZERO,
@@ -221,7 +228,14 @@ impl World {
         let id = self.fresh() as u32;
         self.listeners.insert(
             id,
-            Listener { addr, backlog, queue: VecDeque::new(), waiting: VecDeque::new(), users: 0 },
+            Listener {
+                addr,
+                backlog,
+                queue: VecDeque::new(),
+                waiting: VecDeque::new(),
+                users: 0,
+                shared: true,
+            },
         );
         id
     }

@@ -1,5 +1,6 @@
 //! The simulated kernel, met at the driver's door.
 
+mod control;
 mod faults;
 mod life;
 mod receive;
