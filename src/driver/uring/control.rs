@@ -116,7 +116,13 @@ impl UringDriver {
             SocketRef::Fixed(_) if !self.install => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, NO_INSTALL))
             }
-            SocketRef::Fixed(index) => with(self.submission.install(index, &self.counters)?.as_fd()),
+            SocketRef::Fixed(index) => {
+                // What is queued is submitted now, receives too, which shall find the buffers that are free.
+                if let Some(buf_ring) = &mut self.buf_ring {
+                    buf_ring.lend(&self.memory.pool);
+                }
+                with(self.submission.install(index, &self.counters)?.as_fd())
+            }
         }
     }
 }
