@@ -34,6 +34,11 @@ pub(super) fn of_connect(kind: ConnectErrorKind) -> io::Error {
     io::Error::new(of, kind.to_string())
 }
 
+/// The error of a wish that cannot be.
+pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
 /// A reason as an error.
 #[derive(Debug)]
 struct Ended(CloseReason);

@@ -46,6 +46,8 @@ pub(crate) struct Link {
     pub(crate) peer: Option<SocketAddr>,
     /// Whether receiving ends when the runtime is asked to stop.
     pub(crate) ends_on_stop: Cell<bool>,
+    /// Whether it is a datagram socket.
+    pub(crate) is_datagram: Cell<bool>,
     pub(crate) reader: Waiter,
     pub(crate) writer: Waiter,
     /// What is only needed now and then.
@@ -69,6 +71,7 @@ impl Link {
             life: Cell::new(life),
             peer,
             ends_on_stop: Cell::new(false),
+            is_datagram: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
             control: Control::default(),

@@ -5,6 +5,7 @@
 //! | `setup.rs` | making the instance, limits, what a refusal means |
 //! | `submit.rs` | operations started, carried out by the next wait; sending |
 //! | `ready.rs` | readiness → events; receiving and accepting |
+//! | `datagram.rs` | datagram sockets |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations, accepted sockets on their way |
 //! | `control.rs` | listeners made at run time, Unix connections, addresses, options |
@@ -72,6 +73,7 @@
 //! and cancels, `cqes` events taken.
 
 mod control;
+mod datagram;
 mod listeners;
 mod ready;
 mod setup;
@@ -94,10 +96,11 @@ use crate::metrics::Counters;
 
 use super::sys::{self, Epoll, Harvest, stream};
 use super::{
-    AcceptMode, Addresses, CloseHow, Driver, DriverInfo, Event, Key, ListenConfig, ListenerId, Listening,
-    Multishot, Native, SetupError, Socket,
+    AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenConfig,
+    ListenerId, Listening, Multishot, Native, SetupError, Socket,
 };
 
+use datagram::Datagrams;
 use listeners::Listeners;
 use slots::{Slots, State};
 use submit::{Done, Ready, Started, errno};
@@ -120,6 +123,7 @@ pub(crate) struct EpollDriver {
     counters: Arc<Counters>,
     slots: Slots,
     listeners: Listeners,
+    datagrams: Datagrams,
     /// What the next wait has to do.
     started: Vec<Started>,
     /// What is over and to be reported.
@@ -172,6 +176,7 @@ impl Native for EpollDriver {
             counters,
             slots: Slots::new(config.max_connections),
             listeners: Listeners::default(),
+            datagrams: Datagrams::default(),
             started: Vec::with_capacity(2 * likely),
             done: VecDeque::with_capacity(likely),
             ready: VecDeque::with_capacity(likely),
@@ -313,6 +318,23 @@ impl Driver for EpollDriver {
         self.with_socket(key, |fd| sys::set_options_of_open(fd, options))
     }
 
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        super::check_datagram_room(&self.memory)?;
+        let fd = sys::datagram::open(config)?;
+        self.watch(fd.as_fd(), INTEREST_OUT, Source::Conn(key))?;
+        let slot = self.slots.open(key, fd);
+        slot.state.insert(State::DATAGRAM.and(State::WRITABLE).and(State::WATCHED_OUT));
+        self.datagrams.open(key);
+        Ok(())
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        if self.slots.get(key).is_some() && self.datagrams.push(key, token, datagram) {
+            self.in_flight += 1;
+            self.start(Started::SendDatagram(key));
+        }
+    }
+
     fn recv(&mut self, key: Key) {
         let Some(slot) = self.slots.get(key) else { return };
         slot.state.insert(State::RECV);
@@ -369,9 +391,12 @@ impl Driver for EpollDriver {
         if state.has(State::CONNECT) {
             self.refused.remove(&key.slot);
         }
+        if state.has(State::DATAGRAM) {
+            self.in_flight -= self.datagrams.close(key);
+        }
         self.memory.chunks.clear(chain);
         if let Some(fd) = fd {
-            if how == CloseHow::Reset && !state.has(State::CONNECT) {
+            if how == CloseHow::Reset && !state.has(State::CONNECT.and(State::DATAGRAM)) {
                 self.counters.enters.add(1);
                 // An error means that there is nothing left to reset, or that it is a Unix socket.
                 let _ = stream::reset(fd.as_fd());

@@ -11,7 +11,7 @@ mod windows;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
     Epoll, Harvest, RawAddress, UnixConnect, accept_queue_limit, addresses, client, connect_unix, cpu_count,
-    duplicate, eventfd, eventfd_write, kernel_version, listen, listener, memlock_limit,
+    datagram, duplicate, eventfd, eventfd_write, kernel_version, listen, listener, memlock_limit,
     memlock_limit_enforced, nofile_limit, peer_address, pin_to_cpu, set_options_of_open, set_timer_slack,
     shutdown_write, stream, sysctl,
 };

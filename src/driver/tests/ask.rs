@@ -9,6 +9,37 @@ on_every_driver!(
     options_of_an_open_connection_can_be_set,
     what_is_not_open_has_neither,
 );
+#[cfg(target_os = "linux")]
+mod datagrams {
+    use super::super::*;
+
+    on_every_driver!(a_datagram_socket_has_an_address_and_a_peer_if_it_is_connected);
+
+    fn a_datagram_socket_has_an_address_and_a_peer_if_it_is_connected<D: Look>(mut driver: D) {
+        let there =
+            std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket").local_addr().expect("its address");
+        for (slot, peer) in [None, Some(there)].into_iter().enumerate() {
+            let config = DatagramConfig {
+                local: Some(Address::Inet(SocketAddr::from(([127, 0, 0, 1], 0)))),
+                peer: peer.map(Address::Inet),
+                reuse_port: false,
+                broadcast: false,
+                gro: false,
+                recv_buffer: None,
+                send_buffer: None,
+            };
+            let key = key(slot as u32, 1);
+            driver.open_datagram(key, &config).expect("opened");
+            let ends = driver.addresses(key).expect("open");
+            assert_ne!(inet(&ends.local).port(), 0);
+            assert_eq!(ends.peer.map(|peer| inet(&peer)), peer);
+            let options = SocketOptions { send_buffer: Some(30_000), ..SocketOptions::default() };
+            driver.set_options(key, &options).expect("the buffer's size");
+            close(&mut driver, key, CloseHow::Fin);
+        }
+        end(driver);
+    }
+}
 
 fn both_ends_of_a_connection_have_addresses<D: Driver>(mut driver: D) {
     let mut addrs = vec![SocketAddr::from(([127, 0, 0, 1], 0))];

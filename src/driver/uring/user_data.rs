@@ -35,13 +35,15 @@ pub(crate) enum Kind {
     PeerWake,
     /// A message to another ring failed; the slot is the peer's number.
     PeerFailed,
+    /// The slot is the operation object's number, and the generation that of its use.
+    SendDatagram,
     /// A connection to a Unix socket, which is over before; see `control.rs`.
     UnixConnect,
     /// Giving a socket of the descriptor table an ordinary descriptor; see `control.rs`.
     Install,
 }
 
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 19] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
@@ -58,6 +60,7 @@ const KINDS: [Kind; 18] = [
     Kind::Wake,
     Kind::PeerWake,
     Kind::PeerFailed,
+    Kind::SendDatagram,
     Kind::UnixConnect,
     Kind::Install,
 ];

@@ -2,6 +2,7 @@
 
 mod address;
 mod control;
+pub(crate) mod datagram;
 mod epoll;
 mod limits;
 mod signal;
@@ -23,6 +24,11 @@ pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
 pub(crate) use unix::{UnixConnect, connect_unix};
 
 use std::io;
+
+/// The result of a system call that returns a size, or -1 on failure.
+fn check_size(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
 
 /// The result of a system call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

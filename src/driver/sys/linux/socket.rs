@@ -17,7 +17,7 @@ fn open(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-pub(super) fn set<T>(fd: &impl AsRawFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+pub(super) fn set_option<T>(fd: &impl AsRawFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let pointer: *const T = value;
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` outlives the call and is `len` bytes long (invariant 5).
@@ -26,7 +26,7 @@ pub(super) fn set<T>(fd: &impl AsRawFd, level: i32, name: i32, value: &T) -> io:
 }
 
 pub(super) fn set_int(fd: &impl AsRawFd, level: i32, name: i32, value: u32) -> io::Result<()> {
-    set(fd, level, name, &libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX))
+    set_option(fd, level, name, &libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX))
 }
 
 fn seconds(duration: Duration) -> u32 {
@@ -45,13 +45,13 @@ pub(super) fn set_options(fd: &impl AsRawFd, options: &SocketOptions) -> io::Res
     }
     if let Some(timeout) = options.user_timeout {
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-        set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &millis)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &millis)?;
     }
     set_buffers(fd, options)?;
     if let Some(linger) = options.linger {
         let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
         let linger = libc::linger { l_onoff: 1, l_linger: seconds };
-        set(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
+        set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
     }
     Ok(())
 }

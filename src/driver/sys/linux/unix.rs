@@ -1,45 +1,17 @@
 //! Unix stream sockets.
 
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr;
 
+use crate::driver::Address;
+
+use super::datagram::Name;
 use super::{check, stream, sysctl};
 
-/// A name as the kernel reads it, with its length.
-struct RawName {
-    raw: libc::sockaddr_un,
-    len: libc::socklen_t,
-}
-
-impl RawName {
-    /// # Errors
-    /// `InvalidInput` for a name that is too long, which std makes none of.
-    fn new(name: &SocketAddr) -> io::Result<Self> {
-        let mut raw =
-            libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
-        // A path ends with a zero byte, an abstract name begins with one, and no name has not even that.
-        let (bytes, from, extra) = match (name.as_pathname(), name.as_abstract_name()) {
-            (Some(path), _) => (path.as_os_str().as_bytes(), 0, 1),
-            (None, Some(name)) => (name, 1, 1),
-            (None, None) => (&[][..], 0, 0),
-        };
-        if bytes.len() + extra > raw.sun_path.len() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the name of a Unix socket is too long"));
-        }
-        for (to, &byte) in raw.sun_path[from..].iter_mut().zip(bytes) {
-            *to = byte as libc::c_char;
-        }
-        let len = offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + extra;
-        Ok(Self { raw, len: len as libc::socklen_t })
-    }
-
-    fn as_ptr(&self) -> *const libc::sockaddr {
-        (&raw const self.raw).cast()
-    }
+/// A name as the kernel reads it.
+fn raw(name: &SocketAddr) -> Name {
+    Name::from(&Address::Unix(name.clone()))
 }
 
 fn open(flags: libc::c_int) -> io::Result<OwnedFd> {
@@ -56,10 +28,10 @@ fn open(flags: libc::c_int) -> io::Result<OwnedFd> {
 /// # Errors
 /// Of the system.
 pub(super) fn listener(name: &SocketAddr, backlog: u32) -> io::Result<(OwnedFd, u32)> {
-    let raw = RawName::new(name)?;
+    let raw = raw(name);
     let fd = open(0)?;
     // SAFETY: `raw` outlives the call and knows its length (invariant 5).
-    check(unsafe { libc::bind(fd.as_raw_fd(), raw.as_ptr(), raw.len) })?;
+    check(unsafe { libc::bind(fd.as_raw_fd(), raw.as_ptr(), raw.len()) })?;
     // The kernel would clamp it silently.
     let most = sysctl("net/core/somaxconn").and_then(|text| text.parse().ok());
     let backlog = backlog.min(most.unwrap_or(u32::MAX));
@@ -80,13 +52,13 @@ pub(crate) enum UnixConnect {
 /// Connects to a listener, without waiting for room in its queue.
 ///
 /// # Errors
-/// When no socket could be made, or the name is none.
+/// When no socket could be made.
 pub(crate) fn connect_unix(target: &SocketAddr) -> io::Result<UnixConnect> {
-    let raw = RawName::new(target)?;
+    let raw = raw(target);
     let fd = open(libc::SOCK_NONBLOCK)?;
     let connected = loop {
         // SAFETY: `raw` outlives the call and knows its length (invariant 5).
-        match check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len) }) {
+        match check(unsafe { libc::connect(fd.as_raw_fd(), raw.as_ptr(), raw.len()) }) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             connected => break connected,
         }
@@ -110,15 +82,16 @@ const FULL: &str = "the listener's queue is full (EAGAIN): try again later, or g
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
     fn names_of_every_kind_are_the_kernels() {
         let longest = format!("/tmp/{}", "n".repeat(102));
         let path = SocketAddr::from_pathname(&longest).expect("107 bytes");
-        assert_eq!(RawName::new(&path).expect("fits").len, 2 + 108);
+        assert_eq!(raw(&path).len(), 2 + 108);
         let name = SocketAddr::from_abstract_name([b'a'; 107]).expect("107 bytes");
-        assert_eq!(RawName::new(&name).expect("fits").len, 2 + 108);
+        assert_eq!(raw(&name).len(), 2 + 108);
         let (fd, _) = listener(&name, 1).expect("listens");
         let bound = UnixListener::from(fd);
         assert_eq!(bound.local_addr().expect("its name").as_abstract_name(), Some(&[b'a'; 107][..]));
