@@ -54,7 +54,7 @@ fn an_address_in_use_is_told_to_who_asked() {
         let outcome = builder.block_on(Duration::from_secs(10), async {
             let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
             let addr: SocketAddr = taken.local_addr()?;
-            let error = TcpListener::bind(addr).await.err().expect("taken");
+            let error = TcpListener::bind(addr).await.expect_err("taken");
             assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
             drop(taken);
             TcpListener::bind(addr).await.map(drop)
