@@ -8,4 +8,5 @@ mod error;
 mod stream;
 mod tcp;
 
+pub(crate) use error::is_shutdown;
 pub use tcp::{TcpListener, TcpStream};

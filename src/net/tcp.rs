@@ -64,6 +64,18 @@ impl TcpListener {
         Ok(TcpStream { stream: Stream::new(self.hub.clone(), link) })
     }
 
+    pub(crate) fn poll_accept_here(
+        &self,
+        cx: &std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<TcpStream>> {
+        let link = std::task::ready!(self.accepting.poll_accept(&self.hub, cx));
+        std::task::Poll::Ready(link.map(|link| TcpStream { stream: Stream::new(self.hub.clone(), link) }))
+    }
+
+    pub(crate) fn accepting(&self) -> &Rc<Accepting> {
+        &self.accepting
+    }
+
     /// Its address, with the port that the system chose.
     ///
     /// # Errors
@@ -122,6 +134,11 @@ impl TcpStream {
     /// Its name, as [`Remote`](crate::Remote) takes it.
     pub fn id(&self) -> ConnId {
         self.stream.link.id.get()
+    }
+
+    /// The peer's address, where it came with the accepted connection.
+    pub(crate) fn accepted_from(&self) -> Option<SocketAddr> {
+        self.stream.link.peer
     }
 
     /// The next piece of what the peer sent; `None` when it has finished.
