@@ -39,6 +39,11 @@ impl Buf {
         Self { store: Store::Pool(pool, index), start: 0, len }
     }
 
+    /// A lease on a copy of `bytes` on the heap.
+    pub(crate) fn copied(bytes: &[u8]) -> Self {
+        Self { store: Store::Heap(Rc::from(bytes)), start: 0, len: bytes.len() as u32 }
+    }
+
     /// A lease on a part of this one, without copying.
     ///
     /// # Panics

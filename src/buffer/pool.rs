@@ -65,6 +65,11 @@ impl Pool {
         self.0.recv_count - self.0.leased_recv.get()
     }
 
+    /// Send buffers that are free.
+    pub(crate) fn sendable(&self) -> u32 {
+        self.0.free_send.borrow().len() as u32
+    }
+
     /// Buffers (of both kinds) that leases hold.
     pub(crate) fn leased(&self) -> u32 {
         self.0.leased_recv.get() + self.0.leased_send.get()

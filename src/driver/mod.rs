@@ -62,9 +62,8 @@ pub(crate) mod uring;
 
 pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 
-#[allow(unused_imports)]
-pub(crate) use datagram::DATAGRAM_SENDS;
-pub use datagram::{Address, Datagram, DatagramConfig};
+pub use datagram::{Address, Datagram, DatagramConfig, Received};
+pub(crate) use datagram::{CONTROL_ROOM, DATAGRAM_SENDS, NAME_ROOM, PRELUDE, name_of};
 pub(crate) use setup::{DriverInfo, FD_RESERVE};
 pub use setup::{Feature, SetupError};
 
@@ -271,6 +270,22 @@ pub struct Addresses {
     pub local: Address,
     /// The other end; none of an unconnected datagram socket.
     pub peer: Option<Address>,
+}
+
+/// Checks that buffers have room for what stands before a datagram, and then some.
+///
+/// # Errors
+/// `InvalidInput`, with the remedy.
+fn check_datagram_room(memory: &Memory) -> io::Result<()> {
+    if memory.pool.buffer_size() as usize > 2 * PRELUDE {
+        return Ok(());
+    }
+    let text = format!(
+        "buffers of {} bytes are too small for datagrams: raise BufferConfig::size to more than {}",
+        memory.pool.buffer_size(),
+        2 * PRELUDE
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// A driver of a real kernel, as a runtime opens it.

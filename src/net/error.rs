@@ -50,6 +50,11 @@ pub(crate) fn is_shutdown(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
+/// The error of a wish that cannot be.
+pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
 /// A reason as an error.
 #[derive(Debug)]
 struct Ended(CloseReason);

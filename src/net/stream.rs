@@ -1,13 +1,17 @@
 //! What all connected stream sockets do, whatever their addresses are.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use crate::buffer::{Buf, Payload};
-use crate::handler::{CloseReason, SendErrorKind, Taken};
-use crate::task::{Hub, Life, Link};
+use crate::config::SocketOptions;
+use crate::driver::Addresses;
+use crate::handler::{CloseReason, SendError, SendErrorKind, Taken};
+use crate::task::{Hub, Life, Link, TaskCore};
+use crate::worker::Request;
 
 use super::error;
 
@@ -22,6 +26,12 @@ impl Stream {
         Self { hub, link }
     }
 
+    /// Acts on the connection, if the worker still knows it.
+    #[inline]
+    pub(super) fn with<R>(&self, act: impl FnOnce(&mut TaskCore, u32) -> R) -> Option<R> {
+        self.hub.with_core(|core| core.find(self.link.id.get()).map(|slot| act(core, slot)))
+    }
+
     /// Why nothing can be done with a connection that the worker no longer knows.
     fn over(&self) -> CloseReason {
         match self.link.life.get() {
@@ -30,20 +40,17 @@ impl Stream {
         }
     }
 
-    pub(super) fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Option<Buf>>> {
-        ready!(self.hub.poll_budget(cx));
-        let taken = self.hub.with_core(|core| core.find(self.link.id.get()).map(|slot| core.take(slot)));
-        Poll::Ready(match taken {
+    /// What there is to receive: something, the end, or `None` for nothing yet.
+    #[inline]
+    fn next(&self) -> Option<io::Result<Option<Buf>>> {
+        Some(match self.with(|core, slot| core.take(slot)) {
             Some(Taken::Data(buf)) => Ok(Some(buf)),
             Some(Taken::End) => Ok(None),
             Some(Taken::Failed(reason)) => Err(error::of_close(reason)),
             Some(Taken::Nothing) if self.link.is_to_end(self.hub.is_stopping()) => {
                 Err(error::of_close(CloseReason::Shutdown))
             }
-            Some(Taken::Nothing) => {
-                self.link.reader.set(cx);
-                return Poll::Pending;
-            }
+            Some(Taken::Nothing) => return None,
             None => match self.over() {
                 CloseReason::Eof => Ok(None),
                 reason => Err(error::of_close(reason)),
@@ -51,13 +58,80 @@ impl Stream {
         })
     }
 
+    #[inline]
+    pub(super) fn poll_recv(&self, cx: &Context<'_>) -> Poll<io::Result<Option<Buf>>> {
+        ready!(self.hub.poll_budget(cx));
+        match self.next() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                self.link.reader.set(cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    pub(super) fn try_recv(&self) -> io::Result<Option<Buf>> {
+        self.next().unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+    }
+
+    /// Another lease on what `poll_recv` would give.
+    pub(super) fn poll_peek(&self, cx: &Context<'_>) -> Poll<io::Result<Option<Buf>>> {
+        if let Some(buf) = self.with(|core, slot| core.peek(slot)).flatten() {
+            return Poll::Ready(Ok(Some(buf)));
+        }
+        // Nothing is there that this could take.
+        self.poll_recv(cx)
+    }
+
+    /// Puts back what was taken and not used.
+    fn put_back(&self, buf: Buf) {
+        self.with(|core, slot| core.put_back(slot, buf));
+    }
+
+    /// Moves at most `room.len()` bytes of `buf` to its front, and puts the rest back.
+    fn move_some(&self, mut buf: Buf, room: &mut [u8]) -> usize {
+        let n = buf.len().min(room.len());
+        room[..n].copy_from_slice(&buf[..n]);
+        if n < buf.len() {
+            buf.advance(n);
+            self.put_back(buf);
+        }
+        n
+    }
+
+    pub(super) async fn recv_into(&self, mut buf: Vec<u8>, most: usize) -> (io::Result<usize>, Vec<u8>) {
+        if most == 0 {
+            return (Ok(0), buf);
+        }
+        let first = match poll_fn(|cx| self.poll_recv(cx)).await {
+            Ok(Some(first)) => first,
+            Ok(None) => return (Ok(0), buf),
+            Err(error) => return (Err(error), buf),
+        };
+        let before = buf.len();
+        let mut next = Some(first);
+        // No waiting from here on, so a future that is dropped has either taken nothing or is done.
+        while let Some(mut piece) = next.take() {
+            let n = piece.len().min(most - (buf.len() - before));
+            buf.extend_from_slice(&piece[..n]);
+            if n < piece.len() {
+                piece.advance(n);
+                self.put_back(piece);
+            } else if buf.len() - before < most
+                && let Some(Some(Taken::Data(more))) =
+                    self.with(|core, slot| core.has_held(slot).then(|| core.take(slot)))
+            {
+                next = Some(more);
+            }
+        }
+        (Ok(buf.len() - before), buf)
+    }
+
     /// Ready when something may be queued: while less than the high-water mark waits.
+    #[inline]
     pub(super) fn poll_writable(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.hub.poll_budget(cx));
-        let state = self.hub.with_core(|core| {
-            let slot = core.find(self.link.id.get())?;
-            Some(core.send_failure(slot).map_or(Ok(core.is_congested(slot)), Err))
-        });
+        let state = self.with(|core, slot| core.send_failure(slot).map_or(Ok(core.is_congested(slot)), Err));
         match state {
             Some(Ok(true)) => {
                 self.link.writer.set(cx);
@@ -70,30 +144,65 @@ impl Stream {
     }
 
     /// Queues a payload now.
-    pub(super) fn push(&self, payload: Payload) -> io::Result<()> {
-        let sent = self.hub.with_core(|core| {
-            core.find(self.link.id.get()).map(|slot| core.send(slot, payload).map_err(|error| error.kind))
-        });
-        match sent {
-            Some(Ok(())) => Ok(()),
-            Some(Err(SendErrorKind::Full)) => Err(io::ErrorKind::WouldBlock.into()),
-            Some(Err(SendErrorKind::Closed)) => Err(io::ErrorKind::BrokenPipe.into()),
-            None => Err(error::of_close(self.over())),
+    #[inline]
+    pub(super) fn try_send(&self, payload: Payload) -> Result<(), SendError> {
+        let mut payload = Some(payload);
+        let sent = self.with(|core, slot| payload.take().map_or(Ok(()), |payload| core.send(slot, payload)));
+        match (sent, payload) {
+            (Some(sent), _) => sent,
+            (None, Some(payload)) => Err(SendError { payload, kind: SendErrorKind::Closed }),
+            (None, None) => Ok(()),
         }
     }
 
+    #[inline]
+    fn push(&self, payload: Payload) -> io::Result<()> {
+        self.try_send(payload).map_err(|refused| match refused.kind {
+            // Not for one that has just waited for room: the limit is at least the high-water mark.
+            SendErrorKind::Full => io::ErrorKind::WouldBlock.into(),
+            SendErrorKind::Closed => match self.link.life.get() {
+                Life::Over(reason) => error::of_close(reason),
+                _ => io::ErrorKind::BrokenPipe.into(),
+            },
+        })
+    }
+
+    #[inline]
     pub(super) async fn send(&self, payload: Payload) -> io::Result<()> {
         poll_fn(|cx| self.poll_writable(cx)).await?;
         self.push(payload)
     }
 
+    /// Queues all pieces, one behind the other with nothing in between, as soon as one may be queued.
+    pub(super) async fn send_vectored(&self, pieces: impl Iterator<Item = Payload>) -> io::Result<()> {
+        poll_fn(|cx| self.poll_writable(cx)).await?;
+        for piece in pieces {
+            let refused = match self.try_send(piece) {
+                Ok(()) => continue,
+                Err(refused) => refused,
+            };
+            if refused.kind == SendErrorKind::Closed {
+                return self.push(refused.payload);
+            }
+            // So much at once that the connection's limit comes in between.
+            let mut rest = Some(refused.payload);
+            while let Some(payload) = rest.take() {
+                poll_fn(|cx| self.poll_writable(cx)).await?;
+                if let Err(refused) = self.try_send(payload) {
+                    match refused.kind {
+                        SendErrorKind::Full => rest = Some(refused.payload),
+                        SendErrorKind::Closed => return self.push(refused.payload),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Ready when the kernel has taken everything.
     pub(super) fn poll_flush(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.hub.poll_budget(cx));
-        let state = self.hub.with_core(|core| {
-            let slot = core.find(self.link.id.get())?;
-            Some(core.send_failure(slot).map_or(Ok(core.unsent(slot)), Err))
-        });
+        let state = self.with(|core, slot| core.send_failure(slot).map_or(Ok(core.unsent(slot)), Err));
         match state {
             Some(Ok(0)) => Poll::Ready(Ok(())),
             Some(Ok(_)) => {
@@ -104,14 +213,95 @@ impl Stream {
             None => Poll::Ready(Err(error::of_close(self.over()))),
         }
     }
+
+    pub(super) fn unsent(&self) -> u64 {
+        self.with(|core, slot| core.unsent(slot)).unwrap_or(0)
+    }
+
+    pub(super) fn shutdown(&self) {
+        self.with(|core, slot| core.shutdown_write(slot));
+    }
+
+    pub(super) fn abort(&self) {
+        self.with(|core, slot| core.abort(slot));
+    }
+
+    pub(super) fn close_reason(&self) -> Option<CloseReason> {
+        match self.link.life.get() {
+            Life::Over(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Asks the system for both addresses.
+    pub(super) async fn addresses(&self) -> io::Result<Addresses> {
+        self.hub.request(Request::Addresses(self.link.id.get()));
+        poll_fn(|cx| self.poll_control(cx, || self.link.control.addresses.take())).await
+    }
+
+    pub(super) async fn set_options(&self, options: &SocketOptions) -> io::Result<()> {
+        options.check().map_err(error::invalid)?;
+        self.hub.request(Request::SetOptions(self.link.id.get(), Box::new(options.clone())));
+        poll_fn(|cx| self.poll_control(cx, || self.link.control.options.take())).await
+    }
+
+    fn poll_control<T>(
+        &self,
+        cx: &Context<'_>,
+        take: impl Fn() -> Option<Box<io::Result<T>>>,
+    ) -> Poll<io::Result<T>> {
+        if let Some(answer) = take() {
+            return Poll::Ready(*answer);
+        }
+        if let Life::Over(reason) = self.link.life.get() {
+            return Poll::Ready(Err(error::of_close(reason)));
+        }
+        self.link.control.waiter.set(cx);
+        Poll::Pending
+    }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.hub.with_core(|core| {
-            if let Some(slot) = core.find(self.link.id.get()) {
-                core.close(slot, CloseReason::Local);
+        self.with(|core, slot| core.close(slot, CloseReason::Local));
+    }
+}
+
+/// Fills a slice; dropped before that, what it had taken is there for the next receive.
+pub(super) struct RecvExact<'a> {
+    stream: &'a Stream,
+    room: &'a mut [u8],
+    filled: usize,
+}
+
+impl<'a> RecvExact<'a> {
+    pub(super) fn new(stream: &'a Stream, room: &'a mut [u8]) -> Self {
+        Self { stream, room, filled: 0 }
+    }
+}
+
+impl Future for RecvExact<'_> {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        while this.filled < this.room.len() {
+            match ready!(this.stream.poll_recv(cx)) {
+                Ok(Some(buf)) => this.filled += this.stream.move_some(buf, &mut this.room[this.filled..]),
+                Ok(None) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Err(error) => return Poll::Ready(Err(error)),
             }
-        });
+        }
+        this.filled = 0;
+        this.room = &mut [];
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for RecvExact<'_> {
+    fn drop(&mut self) {
+        if self.filled > 0 {
+            self.stream.put_back(Buf::copied(&self.room[..self.filled]));
+        }
     }
 }

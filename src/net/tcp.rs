@@ -5,17 +5,33 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use crate::buffer::{Buf, Payload};
-use crate::config::{ConnectConfig, ListenerConfig};
+use crate::config::{ConnectConfig, ListenerConfig, SocketOptions};
 use crate::driver::{Address, ListenConfig};
-use crate::handler::{CloseReason, ConnId};
-use crate::task::{Accepting, Binding, Hub, Life, Link};
+use crate::task::{Accepting, Binding, Hub};
 
-use super::error;
+use super::connect;
+use super::error::invalid;
+use super::methods::{connection, reading, writing};
+use super::split::{self, OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 use super::stream::Stream;
 
-/// A listening socket of this worker.
+/// A listening socket of this worker. Dropping it closes it, and whoever was accepted and not taken.
+///
+/// ```
+/// use corelane::net::{TcpListener, TcpStream};
+///
+/// corelane::task::block_on(async {
+///     let mut listener = TcpListener::bind("127.0.0.1:0").await?;
+///     let client = TcpStream::connect(listener.local_addr()?).await?;
+///     let server = listener.accept().await?;
+///     assert_eq!(server.peer_addr().await?, client.local_addr().await?);
+///     std::io::Result::Ok(())
+/// })??;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TcpListener {
     hub: Rc<Hub>,
     accepting: Rc<Accepting>,
@@ -55,21 +71,20 @@ impl TcpListener {
         Some(Self { hub, accepting })
     }
 
-    /// Waits for a connection.
+    /// Waits for a connection. Dropped before it is done, it has taken none. While 64 connections wait for this, no more
+    /// are accepted: clients wait in the kernel's queue.
     ///
     /// # Errors
     /// When the runtime was asked to stop.
     pub async fn accept(&mut self) -> io::Result<TcpStream> {
-        let link = poll_fn(|cx| self.accepting.poll_accept(&self.hub, cx)).await?;
-        Ok(TcpStream { stream: Stream::new(self.hub.clone(), link) })
+        poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    pub(crate) fn poll_accept_here(
-        &self,
-        cx: &std::task::Context<'_>,
-    ) -> std::task::Poll<io::Result<TcpStream>> {
-        let link = std::task::ready!(self.accepting.poll_accept(&self.hub, cx));
-        std::task::Poll::Ready(link.map(|link| TcpStream { stream: Stream::new(self.hub.clone(), link) }))
+    /// [`accept`](Self::accept), for use in streams and other futures.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+        self.accepting
+            .poll_accept(&self.hub, cx)
+            .map_ok(|link| TcpStream { peer: link.peer, stream: Stream::new(self.hub.clone(), link) })
     }
 
     pub(crate) fn accepting(&self) -> &Rc<Accepting> {
@@ -95,23 +110,41 @@ impl Drop for TcpListener {
     }
 }
 
-/// The error of a wish that cannot be.
-fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, error)
-}
-
-/// A TCP connection of this worker. Dropping it closes it: what is queued is sent, then the peer is told.
+/// A TCP connection of this worker. Dropping it closes it gracefully: what is queued is sent, the peer is told, and given
+/// [`close_timeout`](crate::WorkerConfig::close_timeout) to finish; that goes on without the task.
+///
+/// ```
+/// use corelane::net::{TcpListener, TcpStream};
+///
+/// corelane::task::block_on(async {
+///     let mut listener = TcpListener::bind("127.0.0.1:0").await?;
+///     let mut client = TcpStream::connect(listener.local_addr()?).await?;
+///     let mut server = listener.accept().await?;
+///     client.send("question").await?;
+///     let question = server.recv().await?.expect("a question");
+///     // A header of its own in front of the received buffer: neither is copied.
+///     server.send_vectored(["re: ".into(), corelane::Payload::from(question)]).await?;
+///     let mut answer = [0; 12];
+///     client.recv_exact(&mut answer).await?;
+///     assert_eq!(&answer, b"re: question");
+///     std::io::Result::Ok(())
+/// })??;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TcpStream {
     stream: Stream,
+    /// Whom it was connected to, or who was accepted, where that is known.
+    peer: Option<SocketAddr>,
 }
 
 impl TcpStream {
     /// Connects to an address: a [`SocketAddr`], its text, or a [`ConnectConfig`] with source, options and time
-    /// limit.
+    /// limit. While the worker or the runtime holds as many connections as it may, it waits for room, within the
+    /// same time limit. Dropped before it is done, no connection is left.
     ///
     /// # Errors
-    /// Of the system, such as a refused connection; a worker that is full; text that is no address (names are
-    /// not looked up) and a configuration that cannot be, as `InvalidInput`.
+    /// Of the system, such as a refused connection; `QuotaExceeded` when there was no room in time; text that is no
+    /// address (names are not looked up) and a configuration that cannot be, as `InvalidInput`.
     ///
     /// # Panics
     /// Outside of a task.
@@ -119,81 +152,97 @@ impl TcpStream {
     where
         C: TryInto<ConnectConfig, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
-        let hub = Hub::current();
         let config = config.try_into().map_err(invalid)?;
-        let nobody = ConnId { worker: 0, slot: 0, generation: 0 };
-        let link = Rc::new(Link::new(nobody, Life::Opening, None));
-        let begun = hub.with_core(|core| core.connect(config, link.clone()));
-        let id = begun.map_err(|refused| error::of_connect(refused.kind))?;
-        link.id.set(id);
-        let stream = Stream::new(hub, link);
-        poll_fn(|cx| stream.link.poll_open(cx)).await.map_err(error::of_close)?;
-        Ok(Self { stream })
+        let (peer, limit) = (config.target, config.timeout);
+        let stream = connect::stream(limit, |core, link| core.connect(config.clone(), link)).await?;
+        Ok(Self { stream, peer: Some(peer) })
     }
 
-    /// Its name, as [`Remote`](crate::Remote) takes it.
-    pub fn id(&self) -> ConnId {
-        self.stream.link.id.get()
-    }
+    reading!(stream);
+    writing!(stream);
+    connection!(stream);
 
     /// The peer's address, where it came with the accepted connection.
     pub(crate) fn accepted_from(&self) -> Option<SocketAddr> {
         self.stream.link.peer
     }
 
-    /// The next piece of what the peer sent; `None` when it has finished.
+    /// The peer's address. Known at once on outgoing connections, and on accepted ones where
+    /// [`peer_addresses`](crate::WorkerConfig::peer_addresses) is on; else the system is asked, which
+    /// takes a few system calls (with direct descriptors Linux 6.8).
     ///
     /// # Errors
-    /// When the connection failed or was closed by a limit; once everything that came before was received.
-    pub async fn recv(&mut self) -> io::Result<Option<Buf>> {
-        poll_fn(|cx| self.stream.poll_recv(cx)).await
+    /// When the connection has ended; when the system cannot tell.
+    pub async fn peer_addr(&self) -> io::Result<SocketAddr> {
+        if let Some(peer) = self.peer {
+            return Ok(peer);
+        }
+        inet(self.stream.addresses().await?.peer)
     }
 
-    /// Queues bytes for sending, as soon as less than the high-water mark is waiting to be sent. It goes
-    /// out with this turn's operations; use [`flush`](Self::flush) to wait for it.
-    ///
-    /// Dropped before it is done, it has sent nothing.
-    ///
-    /// # Errors
-    /// When the connection has ended, or its writing side was shut down.
-    pub async fn send(&mut self, payload: impl Into<Payload>) -> io::Result<()> {
-        self.stream.send(payload.into()).await
-    }
-
-    /// Waits until the kernel has taken everything that was queued.
+    /// This end's address, which the system is asked for.
     ///
     /// # Errors
-    /// When it cannot: the connection has ended.
-    pub async fn flush(&mut self) -> io::Result<()> {
-        poll_fn(|cx| self.stream.poll_flush(cx)).await
+    /// As [`peer_addr`](Self::peer_addr).
+    pub async fn local_addr(&self) -> io::Result<SocketAddr> {
+        inet(Some(self.stream.addresses().await?.local))
     }
 
-    /// Tells the peer, after what is queued, that nothing more will be sent.
-    pub fn shutdown(&mut self) {
-        let id = self.id();
-        self.stream.hub.with_core(|core| {
-            if let Some(slot) = core.find(id) {
-                core.shutdown_write(slot);
-            }
-        });
+    /// Sets the socket's options, all of them. Those of a listener are inherited by what it accepts at no cost; this
+    /// takes some system calls (with direct descriptors Linux 6.8).
+    ///
+    /// # Errors
+    /// `InvalidInput` for an option out of its range; else as [`peer_addr`](Self::peer_addr).
+    pub async fn set_options(&self, options: &SocketOptions) -> io::Result<()> {
+        self.stream.set_options(options).await
+    }
+
+    /// Closes the connection when nothing was received for so long; `None` turns that off. Resolution: 1 ms.
+    pub fn set_idle_timeout(&self, timeout: Option<Duration>) {
+        self.stream.with(|core, slot| core.set_idle_timeout(slot, timeout));
+    }
+
+    /// Resets the connection if it is still there after so long, whatever it does; `None` takes that back. Resolution:
+    /// 1 ms.
+    pub fn set_deadline(&self, after: Option<Duration>) {
+        self.stream.with(|core, slot| core.set_deadline(slot, after));
+    }
+
+    /// Whether receiving goes on when the runtime was asked to stop, until the deadline. Off for accepted connections,
+    /// whose `recv` then gives an error as soon as nothing that arrived is left: a server ends between two
+    /// requests. On for outgoing ones, which answers to requests under way may depend on.
+    pub fn keep_receiving_on_stop(&self, on: bool) {
+        self.stream.link.ends_on_stop.set(!on);
     }
 
     /// Resets the connection; what is queued is dropped.
     pub fn abort(self) {
-        let id = self.id();
-        self.stream.hub.with_core(|core| {
-            if let Some(slot) = core.find(id) {
-                core.abort(slot);
-            }
-        });
+        self.stream.abort();
     }
 
-    /// Why the connection ended, if it has.
-    pub fn close_reason(&self) -> Option<CloseReason> {
-        match self.stream.link.life.get() {
-            Life::Over(reason) => Some(reason),
-            _ => None,
-        }
+    /// Two halves that borrow the stream, to receive and send at the same time in one task.
+    pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
+        split::borrowed(&mut self.stream)
+    }
+
+    /// Two halves that own the stream together, for two tasks.
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        split::owned(self.stream)
+    }
+
+    /// Puts two halves together again.
+    ///
+    /// # Errors
+    /// [`ReuniteError`] with both when they are not of one stream.
+    pub fn reunite(from: OwnedReadHalf, to: OwnedWriteHalf) -> Result<Self, ReuniteError> {
+        split::reunite(from, to).map(|stream| Self { peer: stream.link.peer, stream })
+    }
+}
+
+fn inet(address: Option<Address>) -> io::Result<SocketAddr> {
+    match address {
+        Some(Address::Inet(address)) => Ok(address),
+        _ => Err(io::ErrorKind::NotConnected.into()),
     }
 }
 
@@ -205,6 +254,6 @@ impl fmt::Debug for TcpStream {
 
 impl fmt::Debug for TcpListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TcpListener({:?})", self.local_addr())
+        write!(f, "TcpListener({:?})", self.accepting.local)
     }
 }

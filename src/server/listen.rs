@@ -103,7 +103,7 @@ impl sealed::Source for TcpListener {
     const HAS_IP: bool = true;
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
-        self.poll_accept_here(cx)
+        self.poll_accept(cx)
     }
 
     fn handle(&self) -> sealed::Handle {

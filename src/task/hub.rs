@@ -20,8 +20,10 @@ use crate::sync::{Groups, ShutdownToken};
 use crate::worker::{Answer, Core, Remote, Request};
 
 use super::accept::{Accepting, Listeners};
+use super::datagrams::{Datagrams, Sends};
 use super::link::{Link, Waiter};
 use super::message::Message;
+use super::queue::Queue;
 use super::run::TaskHandler;
 use super::table::Table;
 use super::timers::Timers;
@@ -40,6 +42,11 @@ pub(crate) struct Hub {
     pub(super) tasks: Table,
     pub(super) timers: Timers,
     pub(super) listeners: Listeners,
+    pub(super) datagrams: Datagrams,
+    /// Who waits for room for a connection.
+    pub(crate) vacancies: Queue,
+    /// Who waits for a send buffer.
+    pub(crate) buffers: Queue,
     /// Whom callbacks want woken; done when tasks run.
     pub(super) woken: RefCell<Vec<Waker>>,
     budget: Cell<u32>,
@@ -65,6 +72,9 @@ impl Hub {
             reach,
             timers: Timers::new(now),
             listeners: Listeners::default(),
+            datagrams: Datagrams::default(),
+            vacancies: Queue::default(),
+            buffers: Queue::default(),
             woken: RefCell::default(),
             budget: Cell::new(TASK_BUDGET),
             now: Cell::new(now),
@@ -184,6 +194,11 @@ impl Hub {
         &self.groups
     }
 
+    /// Takes note of a datagram socket's sends.
+    pub(crate) fn add_datagrams(&self, sends: Rc<Sends>) {
+        self.datagrams.add(sends);
+    }
+
     fn link(&self, id: ConnId) -> Option<Rc<Link>> {
         self.with_core(|core| core.find(id).map(|slot| core.state(slot).clone()))
     }
@@ -205,9 +220,7 @@ impl Hub {
                     link.control.fault.set(Some(Box::new(error)));
                     &link.reader
                 }),
-                Answer::DatagramSent { id, token, result } => {
-                    let _ = (id, token, result);
-                }
+                Answer::DatagramSent { id, token, result } => self.datagrams.done(id, token, result),
             }
         }
     }
@@ -225,9 +238,19 @@ impl Hub {
         self.reach.poll_all.load(Ordering::Relaxed)
     }
 
-    /// Whether there is anything to do before something happens.
+    /// Whether there is anything to do before something happens. To be asked while the worker has its core.
     pub(super) fn has_work(&self) -> bool {
         self.tasks.has_ready() || !self.woken.borrow().is_empty()
+    }
+
+    /// Calls those who wait for what there is now.
+    pub(super) fn call_waiting(&self, core: &TaskCore) {
+        if !self.vacancies.is_empty() && core.table.room() > 0 {
+            self.vacancies.call(core.table.room() as usize, &mut self.woken.borrow_mut());
+        }
+        if !self.buffers.is_empty() && core.memory.pool.sendable() > 0 {
+            self.buffers.call(core.memory.pool.sendable() as usize, &mut self.woken.borrow_mut());
+        }
     }
 
     fn wake_all(&self, wakers: &RefCell<Vec<Waker>>) {
@@ -296,6 +319,7 @@ impl Hub {
         let _current: Current = make_current(self.clone());
         let dropped = self.tasks.close();
         self.listeners.close();
+        self.datagrams.close();
         drop(std::mem::take(&mut *self.woken.borrow_mut()));
         dropped
     }

@@ -48,6 +48,8 @@ pub(crate) struct Link {
     pub(crate) ends_on_stop: Cell<bool>,
     /// Whether it ends now, whatever the runtime does: its server stops.
     pub(crate) is_ending: Cell<bool>,
+    /// Whether it is a datagram socket.
+    pub(crate) is_datagram: Cell<bool>,
     pub(crate) reader: Waiter,
     pub(crate) writer: Waiter,
     /// What is only needed now and then.
@@ -72,6 +74,7 @@ impl Link {
             peer,
             ends_on_stop: Cell::new(false),
             is_ending: Cell::new(false),
+            is_datagram: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
             control: Control::default(),

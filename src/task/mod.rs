@@ -42,16 +42,19 @@
 //! | `waker.rs` | wakers that are names (the only `unsafe` here) |
 //! | `link.rs` | who waits for a connection |
 //! | `accept.rs` | listeners: who was accepted, who waits for them |
+//! | `datagrams.rs` | datagrams under way, who waits for them |
 //! | `timers.rs` | timers of tasks |
 //! | `start.rs` | [`block_on`], [`Builder::start_tasks`](crate::Builder::start_tasks) |
 //!
 //! What may not enter this room: sockets' manners (see [`net`](crate::net)), system calls.
 
 mod accept;
+mod datagrams;
 mod hub;
 mod join;
 mod link;
 mod message;
+mod queue;
 mod run;
 mod start;
 mod table;
@@ -64,7 +67,8 @@ use std::task::Poll;
 use crate::worker::RemoteError;
 
 pub(crate) use accept::{Accepting, Binding};
-pub(crate) use hub::Hub;
+pub(crate) use datagrams::Sends;
+pub(crate) use hub::{Hub, TaskCore};
 pub(crate) use join::panic_text;
 pub use join::{JoinError, JoinHandle};
 pub(crate) use link::{Life, Link};

@@ -162,8 +162,12 @@ impl Handler for TaskHandler {
         }
     }
 
-    fn on_closed(&mut self, _: &mut Cx<'_, Self>, closed: Closed<Rc<Link>>) {
+    fn on_closed(&mut self, cx: &mut Cx<'_, Self>, closed: Closed<Rc<Link>>) {
         let link = closed.state;
+        if link.is_datagram.get() {
+            let hub = self.hub().clone();
+            hub.enter(cx, |hub| hub.datagrams.over(closed.id, closed.reason));
+        }
         link.life.set(Life::Over(closed.reason));
         self.wake_reader(&link);
         self.wake_writer(&link);
@@ -177,6 +181,7 @@ impl Handler for TaskHandler {
 
     fn on_turn(&mut self, cx: &mut Cx<'_, Self>) {
         let Some(hub) = &self.hub else { return };
+        hub.call_waiting(cx.core);
         let now = cx.now();
         let due = hub.timers.next().is_some_and(|at| at <= now);
         let over = cx.core.over && !hub.over_token().is_cancelled();
@@ -191,6 +196,8 @@ impl Handler for TaskHandler {
             }
             hub.turn(budget);
         });
+        // What tasks let go of is for those who wait for it, in the next turn.
+        hub.call_waiting(cx.core);
         self.look_at_main(cx);
     }
 

@@ -53,6 +53,11 @@ impl<S, M> Core<S, M> {
         Taken::End
     }
 
+    /// Whether something that was received waits.
+    pub(crate) fn has_held(&self, slot: u32) -> bool {
+        !self.table.get(slot).held.is_empty()
+    }
+
     /// Another lease on the next piece, which stays where it is.
     pub(crate) fn peek(&self, slot: u32) -> Option<Buf> {
         self.memory.chunks.first(&self.table.get(slot).held)?.into_lease()

@@ -5,6 +5,7 @@
 //! | `setup.rs` | making the instance, limits, what a refusal means |
 //! | `submit.rs` | operations started, carried out by the next wait; sending |
 //! | `ready.rs` | readiness → events; receiving and accepting |
+//! | `datagram.rs` | datagram sockets |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations, accepted sockets on their way |
 //! | `user_data.rs` | what comes back with readiness |
@@ -70,6 +71,7 @@
 //! `enters` counts every system call (which is what the kernel's door costs here), `sqes` operations started
 //! and cancels, `cqes` events taken.
 
+mod datagram;
 mod listeners;
 mod ready;
 mod setup;
@@ -92,9 +94,11 @@ use crate::metrics::Counters;
 
 use super::sys::{self, Epoll, Harvest, stream};
 use super::{
-    AcceptMode, CloseHow, Driver, DriverInfo, Event, Key, ListenerId, Multishot, Native, SetupError, Socket,
+    AcceptMode, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenerId, Multishot,
+    Native, SetupError, Socket,
 };
 
+use datagram::Datagrams;
 use listeners::Listeners;
 use slots::{Slots, State};
 use submit::{Done, Ready, Started, errno};
@@ -117,6 +121,7 @@ pub(crate) struct EpollDriver {
     counters: Arc<Counters>,
     slots: Slots,
     listeners: Listeners,
+    datagrams: Datagrams,
     /// What the next wait has to do.
     started: Vec<Started>,
     /// What is over and to be reported.
@@ -167,6 +172,7 @@ impl Native for EpollDriver {
             counters,
             slots: Slots::new(config.max_connections),
             listeners: Listeners::default(),
+            datagrams: Datagrams::default(),
             started: Vec::with_capacity(2 * likely),
             done: VecDeque::with_capacity(likely),
             ready: VecDeque::with_capacity(likely),
@@ -291,6 +297,23 @@ impl Driver for EpollDriver {
         Ok(())
     }
 
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        super::check_datagram_room(&self.memory)?;
+        let fd = sys::datagram::open(config)?;
+        self.watch(fd.as_fd(), INTEREST_OUT, Source::Conn(key))?;
+        let slot = self.slots.open(key, fd);
+        slot.state.insert(State::DATAGRAM.and(State::WRITABLE).and(State::WATCHED_OUT));
+        self.datagrams.open(key);
+        Ok(())
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        if self.slots.get(key).is_some() && self.datagrams.push(key, token, datagram) {
+            self.in_flight += 1;
+            self.start(Started::SendDatagram(key));
+        }
+    }
+
     fn recv(&mut self, key: Key) {
         let Some(slot) = self.slots.get(key) else { return };
         slot.state.insert(State::RECV);
@@ -344,9 +367,12 @@ impl Driver for EpollDriver {
         let state = slot.state;
         let (fd, chain) = slot.vacate();
         self.in_flight -= state.in_flight();
+        if state.has(State::DATAGRAM) {
+            self.in_flight -= self.datagrams.close(key);
+        }
         self.memory.chunks.clear(chain);
         if let Some(fd) = fd {
-            if how == CloseHow::Reset && !state.has(State::CONNECT) {
+            if how == CloseHow::Reset && !state.has(State::CONNECT.and(State::DATAGRAM)) {
                 self.counters.enters.add(1);
                 // An error means that there is nothing left to reset.
                 let _ = stream::reset(fd.as_fd());

@@ -32,7 +32,9 @@ impl EpollDriver {
         }
         if bits & OUT != 0 {
             slot.state.insert(State::WRITABLE);
-            if slot.state.has(State::CONNECT) {
+            if slot.state.has(State::DATAGRAM) {
+                self.try_send_datagrams(key);
+            } else if slot.state.has(State::CONNECT) {
                 self.connect_over(key);
             } else {
                 self.try_send(key);
@@ -120,6 +122,7 @@ impl EpollDriver {
                 };
                 Some(Event::Sent { key, chain, result })
             }
+            Done::DatagramSent(key) => self.datagram_sent(key),
             Done::Connected(key) => {
                 let slot = self.slots.get(key)?;
                 slot.state.remove(State::CONNECT.and(State::CONNECT_OVER));
@@ -143,7 +146,7 @@ impl EpollDriver {
         }
     }
 
-    fn end_recv(&mut self, key: Key, end: RecvEnd) -> Event {
+    pub(super) fn end_recv(&mut self, key: Key, end: RecvEnd) -> Event {
         if let Some(slot) = self.slots.get(key) {
             slot.state.remove(State::RECV.and(State::RECV_BEGUN));
             self.in_flight -= 1;
@@ -162,6 +165,9 @@ impl EpollDriver {
         if slot.state.has(State::UNWATCHED) {
             let failure = io::Error::from_raw_os_error(slot.failure);
             return Some(self.end_recv(key, RecvEnd::Failed(failure)));
+        }
+        if slot.state.has(State::DATAGRAM) {
+            return self.receive_datagram(key);
         }
         let fd = slot.fd()?;
         let size = self.memory.pool.buffer_size() as usize;

@@ -42,6 +42,8 @@ impl State {
     pub(super) const RECV_CANCELLED: State = State(1 << 12);
     /// The send in flight is to be cancelled.
     pub(super) const SEND_CANCELLED: State = State(1 << 13);
+    /// A datagram socket.
+    pub(super) const DATAGRAM: State = State(1 << 14);
 
     #[inline]
     pub(super) fn has(self, bit: State) -> bool {

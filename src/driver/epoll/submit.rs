@@ -17,6 +17,8 @@ pub(super) enum Started {
     /// A receive that was armed, or that has reported its share since the last wait.
     Recv(Key),
     Send(Key),
+    /// A datagram that was given.
+    SendDatagram(Key),
     CancelRecv(Key),
     CancelSend(Key),
     /// An accept that was armed, or a listener that has reported its share since the last wait.
@@ -29,6 +31,7 @@ pub(super) enum Started {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Done {
     Sent(Key),
+    DatagramSent(Key),
     Connected(Key),
     /// The armed receive was cancelled.
     Stopped(Key),
@@ -68,6 +71,7 @@ impl EpollDriver {
                     }
                 }
                 Started::Send(key) => self.try_send(key),
+                Started::SendDatagram(key) => self.try_send_datagrams(key),
                 // It may have ended meanwhile, and another have been armed, which is not meant.
                 Started::CancelRecv(key) => {
                     if let Some(slot) = self.slots.get(key)

@@ -10,9 +10,9 @@ mod windows;
 
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
-    Epoll, Harvest, RawAddress, accept_queue_limit, client, cpu_count, duplicate, eventfd, eventfd_write,
-    kernel_version, listener, memlock_limit, memlock_limit_enforced, nofile_limit, peer_address, pin_to_cpu,
-    set_timer_slack, shutdown_write, stream, sysctl,
+    Epoll, Harvest, RawAddress, accept_queue_limit, client, cpu_count, datagram, duplicate, eventfd,
+    eventfd_write, kernel_version, listener, memlock_limit, memlock_limit_enforced, nofile_limit,
+    peer_address, pin_to_cpu, set_timer_slack, shutdown_write, stream, sysctl,
 };
 #[cfg(target_os = "linux")]
 pub use linux::{Signals, raise_nofile_limit};

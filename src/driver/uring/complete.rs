@@ -62,6 +62,7 @@ impl UringDriver {
             Kind::Recv => self.received(key, result, flags),
             Kind::Poll => self.readable(key, result),
             Kind::Send => self.sent(key, result),
+            Kind::SendDatagram => self.datagram_sent(key, result),
             Kind::AcceptMulti => self.accepted_multi(key, result, cqueue::more(flags)),
             Kind::AcceptOnce => self.accepted_once(key, result),
             Kind::Connect => self.connected(key, result),
@@ -214,7 +215,7 @@ impl UringDriver {
     /// Reports the end of a closing connection when the kernel holds nothing of it any more.
     pub(super) fn closed_if_done(&mut self, key: Key) -> Option<Event> {
         let slot = self.slots.get(key)?;
-        if !slot.closing || !slot.ops.none_in_flight() {
+        if !slot.closing || !slot.ops.none_in_flight() || slot.sends > 0 {
             return None;
         }
         slot.open = false;

@@ -6,6 +6,7 @@
 //! | `submit.rs` | operations → submission queue entries, the enter |
 //! | `complete.rs` | completion queue entries → events |
 //! | `receive.rs` | receiving: multishot, one piece at a time, or polled |
+//! | `datagram.rs` | datagram sockets |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations |
 //! | `buf_ring.rs` | lending receive buffers to the kernel |
@@ -18,6 +19,7 @@
 
 mod buf_ring;
 mod complete;
+mod datagram;
 mod listeners;
 mod receive;
 mod setup;
@@ -46,10 +48,12 @@ use crate::metrics::Counters;
 
 use super::sys::{self, RawAddress};
 use super::{
-    AcceptMode, CloseHow, Driver, DriverInfo, Event, Key, ListenerId, Multishot, Native, SetupError, Socket,
+    AcceptMode, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenerId, Multishot,
+    Native, SetupError, Socket,
 };
 
 use buf_ring::BufRing;
+use datagram::DatagramOps;
 use listeners::Listeners;
 use receive::RecvMode;
 use slots::{Ops, Slots};
@@ -68,6 +72,9 @@ pub(crate) struct UringDriver {
     counters: Arc<Counters>,
     slots: Slots,
     listeners: Listeners,
+    datagrams: DatagramOps,
+    /// What multishot receives of datagrams are started with.
+    datagram_header: Box<libc::msghdr>,
     /// Ordinary descriptors that were accepted and wait to be adopted or discarded, the oldest first: whoever
     /// has them may panic, and they would stay open.
     passing: VecDeque<OwnedFd>,
@@ -198,6 +205,8 @@ impl UringDriver {
             let value = std::mem::replace(&mut self.wake_value, Box::new(AtomicU64::new(0)));
             std::mem::forget(value);
             std::mem::forget(std::mem::take(&mut self.listeners));
+            std::mem::forget(std::mem::take(&mut self.datagrams));
+            std::mem::forget(std::mem::replace(&mut self.datagram_header, datagram::receive_header()));
             std::mem::forget(std::mem::replace(&mut self.slots, Slots::new(0)));
             return left;
         }
@@ -244,6 +253,8 @@ impl Native for UringDriver {
             counters,
             slots: Slots::new(config.max_connections),
             listeners: Listeners::default(),
+            datagrams: DatagramOps::default(),
+            datagram_header: datagram::receive_header(),
             passing: VecDeque::new(),
             registering: BTreeMap::new(),
             entries: Vec::with_capacity(256),
@@ -383,6 +394,17 @@ impl Driver for UringDriver {
         Ok(())
     }
 
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        super::check_datagram_room(&self.memory)?;
+        let fd = sys::datagram::open(config)?;
+        self.slots.open(key, fd.into_raw_fd()).plain = true;
+        Ok(())
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        self.begin_datagram(key, token, datagram);
+    }
+
     fn recv(&mut self, key: Key) {
         self.arm_recv(key);
     }
@@ -391,7 +413,8 @@ impl Driver for UringDriver {
         let Some(slot) = self.slots.get(key) else { return };
         if slot.ops.has(Ops::RECV) {
             slot.ops.insert(Ops::RECV_CANCELLED);
-            self.cancel(self.recv_kind(), key, Kind::CancelRecv);
+            let plain = slot.plain;
+            self.cancel(self.recv_kind(plain), key, Kind::CancelRecv);
         }
     }
 
@@ -452,15 +475,17 @@ impl Driver for UringDriver {
             return;
         }
         slot.closing = true;
-        let (ops, socket) = (slot.ops, slot.socket);
-        if how == CloseHow::Reset && socket >= 0 && !ops.has(Ops::CONNECT) {
+        let (ops, socket, plain) = (slot.ops, slot.socket, slot.plain);
+        if plain {
+            self.cancel_datagrams(key);
+        } else if how == CloseHow::Reset && socket >= 0 && !ops.has(Ops::CONNECT) {
             slot.ops.insert(Ops::DISCONNECT);
             let reference = slot.socket(direct);
             self.in_flight += 1;
             let user_data = encode(Kind::Disconnect, key);
             self.submission.connect(reference, user_data, RawAddress::UNSPECIFIED, &self.counters);
         }
-        let recv = self.recv_kind();
+        let recv = self.recv_kind(plain);
         for (op, kind) in [(Ops::RECV, recv), (Ops::SEND, Kind::Send), (Ops::CONNECT, Kind::Connect)] {
             if ops.has(op) {
                 self.cancel(kind, key, Kind::Cancel);

@@ -76,14 +76,24 @@ impl UringDriver {
         slot.ops.insert(Ops::RECV);
         slot.ops.remove(Ops::RECV_CANCELLED);
         slot.burst = 0;
-        let (entry, kind) = mode.entry(slot.socket(direct));
         self.in_flight += 1;
+        if slot.plain {
+            let fd = slot.socket;
+            let entry = self.recv_datagrams(fd, key);
+            self.submission.push(&entry, &self.counters);
+            return;
+        }
+        let (entry, kind) = mode.entry(slot.socket(direct));
         self.submission.push(&entry.user_data(encode(kind, key)), &self.counters);
     }
 
-    /// What a receive that waits was started for: what a cancel must name.
-    pub(super) fn recv_kind(&self) -> Kind {
-        if self.recv_mode == RecvMode::Polled { Kind::Poll } else { Kind::Recv }
+    /// What a receive that waits was started for: what a cancel must name. `plain`: a datagram socket's.
+    pub(super) fn recv_kind(&self, plain: bool) -> Kind {
+        match self.recv_mode {
+            RecvMode::Multishot => Kind::Recv,
+            RecvMode::Selected if !plain => Kind::Recv,
+            RecvMode::Selected | RecvMode::Polled => Kind::Poll,
+        }
     }
 
     /// A polled connection is readable, or its poll was cancelled.
@@ -95,6 +105,11 @@ impl UringDriver {
             return None;
         };
         let over = slot.closing || slot.ops.has(Ops::RECV_CANCELLED);
+        if slot.plain && result >= 0 && !over {
+            self.in_flight = self.in_flight.saturating_sub(1);
+            slot.ops.remove(Ops::RECV);
+            return self.take_datagram(key);
+        }
         let lent = if result < 0 || over { None } else { self.memory.pool.lend_one() };
         if let Some(buffer) = lent {
             // The same operation goes on: what is in flight is counted once.

@@ -3,6 +3,7 @@
 //! One small record per connection, reused for the connection's whole life: the operation object of
 //! `SocketAsyncEventArgs`, without an allocation per operation.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicI32;
 
 use crate::buffer::Chain;
@@ -60,6 +61,10 @@ pub(super) struct Slot {
     pub(super) burst: u8,
     /// The slot belongs to a connection.
     pub(super) open: bool,
+    /// The socket is an ordinary descriptor, whatever others have: a datagram socket.
+    pub(super) plain: bool,
+    /// Datagrams of it that the kernel has.
+    pub(super) sends: u16,
     /// Close was asked for: only `Closed` is still reported.
     pub(super) closing: bool,
     /// What is being sent: the kernel reads it until the send's completion.
@@ -97,6 +102,8 @@ impl Slots {
                 ops: Ops::default(),
                 burst: 0,
                 open: false,
+                plain: false,
+                sends: 0,
                 closing: false,
                 chain: Chain::EMPTY,
                 buffer: NO_BUFFER,
@@ -109,6 +116,7 @@ impl Slots {
         slot.socket = socket;
         slot.ops = Ops::default();
         slot.open = true;
+        slot.plain = false;
         slot.closing = false;
         slot
     }
@@ -155,9 +163,19 @@ impl Slot {
         std::mem::replace(&mut self.burst, BURST_OVER) == BURST
     }
 
+    /// The descriptor of a datagram socket.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        if !self.plain || self.socket < 0 {
+            return None;
+        }
+        // SAFETY: a plain slot's descriptor is open until its close is submitted, and that is after the
+        // slot was told to close, when nothing borrows it any more (invariant 5).
+        Some(unsafe { BorrowedFd::borrow_raw(self.socket) })
+    }
+
     /// The socket as operations name it.
     #[inline]
     pub(super) fn socket(&self, direct: bool) -> SocketRef {
-        if direct { SocketRef::Fixed(self.socket as u32) } else { SocketRef::Fd(self.socket) }
+        if direct && !self.plain { SocketRef::Fixed(self.socket as u32) } else { SocketRef::Fd(self.socket) }
     }
 }

@@ -35,9 +35,11 @@ pub(crate) enum Kind {
     PeerWake,
     /// A message to another ring failed; the slot is the peer's number.
     PeerFailed,
+    /// The slot is the operation object's number, and the generation that of its use.
+    SendDatagram,
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
@@ -54,6 +56,7 @@ const KINDS: [Kind; 16] = [
     Kind::Wake,
     Kind::PeerWake,
     Kind::PeerFailed,
+    Kind::SendDatagram,
 ];
 
 #[inline]

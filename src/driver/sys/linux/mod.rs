@@ -1,6 +1,7 @@
 //! Linux.
 
 mod address;
+pub(crate) mod datagram;
 mod epoll;
 mod limits;
 mod signal;
@@ -19,6 +20,11 @@ pub(crate) use socket::{
 pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
 
 use std::io;
+
+/// The result of a system call that returns a size, or -1 on failure.
+fn check_size(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
 
 /// The result of a system call that returns -1 on failure.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

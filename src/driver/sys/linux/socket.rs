@@ -17,7 +17,7 @@ fn open(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn set<T>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+pub(super) fn set_option<T>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let pointer: *const T = value;
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` outlives the call and is `len` bytes long (invariant 5).
@@ -25,8 +25,8 @@ fn set<T>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     Ok(())
 }
 
-fn set_int(fd: &OwnedFd, level: i32, name: i32, value: u32) -> io::Result<()> {
-    set(fd, level, name, &libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX))
+pub(super) fn set_int(fd: &OwnedFd, level: i32, name: i32, value: u32) -> io::Result<()> {
+    set_option(fd, level, name, &libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX))
 }
 
 fn seconds(duration: Duration) -> u32 {
@@ -45,7 +45,7 @@ fn set_options(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     }
     if let Some(timeout) = options.user_timeout {
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-        set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &millis)?;
+        set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &millis)?;
     }
     if let Some(bytes) = options.recv_buffer {
         set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
@@ -56,7 +56,7 @@ fn set_options(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     if let Some(linger) = options.linger {
         let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
         let linger = libc::linger { l_onoff: 1, l_linger: seconds };
-        set(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
+        set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
     }
     Ok(())
 }

@@ -5,14 +5,10 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::{RawAddress, check};
+use super::{RawAddress, check, check_size};
 
 /// Bytes that one call sends at most (`MAX_RW_COUNT` of the kernel, with pages of 64 KiB at the largest).
 pub(crate) const MAX_SEND: u64 = 0x7fff_0000;
-
-fn check_size(result: libc::ssize_t) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
-}
 
 /// Receives what is there, as much as fits. 0: the peer sends no more.
 ///
