@@ -13,18 +13,20 @@ use support::PATIENCE;
 
 const PRODUCERS: u64 = 4;
 const MESSAGES: u64 = 100_000;
+/// Where every message is a change of threads.
+const FEW: u64 = 2_000;
 
 /// What arrives, checked: every producer's messages in their order, none missing, none twice.
-async fn take_all(from: channel::Receiver<(u64, u64)>) -> u64 {
+async fn take_all(from: channel::Receiver<(u64, u64)>, messages: u64) -> u64 {
     let mut next = [0; PRODUCERS as usize];
     // By number, not to the end of the channel: a runtime keeps what it makes its tasks with, senders too.
-    for _ in 0..PRODUCERS * MESSAGES {
+    for _ in 0..PRODUCERS * messages {
         let (producer, message) = from.recv().await.expect("not all have been sent");
         assert_eq!(message, next[producer as usize], "of producer {producer}");
         next[producer as usize] += 1;
         consume_budget().await;
     }
-    assert_eq!(next, [MESSAGES; PRODUCERS as usize]);
+    assert_eq!(next, [messages; PRODUCERS as usize]);
     next.iter().sum()
 }
 
@@ -33,6 +35,7 @@ fn consumer<F, M>(
     workers: usize,
     config: WorkerConfig,
     from: channel::Receiver<(u64, u64)>,
+    messages: u64,
     make: M,
 ) -> (Runtime<Message>, std::sync::mpsc::Receiver<u64>)
 where
@@ -44,7 +47,7 @@ where
         let (from, to, make) = (from.clone(), to.clone(), make.clone());
         async move {
             if index == 0 {
-                to.send(take_all(from).await).expect("the test waits");
+                to.send(take_all(from, messages).await).expect("the test waits");
             } else {
                 drop(from);
                 make(index).await;
@@ -56,21 +59,21 @@ where
 
 #[test]
 fn four_foreign_threads_lose_nothing_to_a_worker() {
-    for capacity in [1, 64] {
+    for (capacity, messages) in [(1, FEW), (64, MESSAGES)] {
         let (to, from) = channel::bounded(capacity);
-        let (runtime, counted) = consumer(1, WorkerConfig::default(), from, |_| async {});
+        let (runtime, counted) = consumer(1, WorkerConfig::default(), from, messages, |_| async {});
         let producers: Vec<_> = (0..PRODUCERS)
             .map(|producer| {
                 let to = to.clone();
                 std::thread::spawn(move || {
-                    for message in 0..MESSAGES {
+                    for message in 0..messages {
                         to.send_blocking((producer, message)).expect("somebody receives");
                     }
                 })
             })
             .collect();
         drop(to);
-        assert_eq!(counted.recv_timeout(PATIENCE * 4), Ok(PRODUCERS * MESSAGES));
+        assert_eq!(counted.recv_timeout(PATIENCE * 4), Ok(PRODUCERS * messages));
         for producer in producers {
             producer.join().expect("it sent all");
         }
@@ -80,18 +83,18 @@ fn four_foreign_threads_lose_nothing_to_a_worker() {
 
 #[test]
 fn four_workers_lose_nothing_to_a_fifth_even_with_a_tiny_mailbox() {
-    for (capacity, mailbox) in [(16, 1), (1024, 64)] {
+    for (capacity, mailbox, messages) in [(1, 1, FEW), (16, 1, MESSAGES), (1024, 64, MESSAGES)] {
         let (to, from) = channel::bounded(capacity);
         let config = WorkerConfig { mailbox, ..WorkerConfig::default() };
-        let (runtime, counted) = consumer(1 + PRODUCERS as usize, config, from, move |index| {
+        let (runtime, counted) = consumer(1 + PRODUCERS as usize, config, from, messages, move |index| {
             let to = to.clone();
             async move {
-                for message in 0..MESSAGES {
+                for message in 0..messages {
                     to.send((index as u64 - 1, message)).await.expect("somebody receives");
                 }
             }
         });
-        assert_eq!(counted.recv_timeout(PATIENCE * 4), Ok(PRODUCERS * MESSAGES));
+        assert_eq!(counted.recv_timeout(PATIENCE * 4), Ok(PRODUCERS * messages));
         runtime.shutdown(PATIENCE).expect("a report");
     }
 }
