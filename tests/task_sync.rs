@@ -336,8 +336,8 @@ fn a_foreign_connection_cannot_join() {
                 noted.borrow_mut().push(stream.id());
             }
             sleep(SEC).await;
-            for id in noted.borrow().iter().filter(|id| id.worker() != index) {
-                let id = *id;
+            let others: Vec<_> = noted.borrow().iter().copied().filter(|id| id.worker() != index).collect();
+            for id in others {
                 assert!(
                     spawn(async move { drop(Group::new().join(id)) })
                         .await

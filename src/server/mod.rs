@@ -15,7 +15,7 @@ use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use crate::sync::ShutdownToken;
@@ -85,7 +85,8 @@ impl Server {
     }
 
     /// Serves at most that many connections at a time. At the limit no more are accepted: clients wait in the kernel's queue
-    /// (the listener's [`backlog`](crate::ListenerConfig::backlog)) until others have gone. 1 to
+    /// (of the listener's [`backlog`](crate::ListenerConfig::backlog)) until others have gone; a few may have been
+    /// accepted before it could be told, and wait with the listener. A connection counts until its handler has ended. 1 to
     /// [`WorkerConfig::max_connections`](crate::WorkerConfig::max_connections), which is the limit otherwise.
     #[must_use]
     pub fn max_connections(mut self, most: u32) -> Self {
@@ -200,11 +201,15 @@ impl Server {
         let _everything = AbortAll(serving.clone());
         {
             let mut told = pin!(token.cancelled());
+            let mut stopped = pin!(hub.stop_token().cancelled());
             loop {
-                let accepted = poll_fn(|cx| match told.as_mut().poll(cx) {
-                    Poll::Ready(()) => Poll::Ready(None),
+                let accepted = poll_fn(|cx| {
+                    if told.as_mut().poll(cx).is_ready() || stopped.as_mut().poll(cx).is_ready() {
+                        return Poll::Ready(None);
+                    }
+                    ready!(serving.poll_room(cx));
                     // It fails when the runtime is stopping, and not otherwise.
-                    Poll::Pending => listener.poll_next(cx).map(Result::ok),
+                    listener.poll_next(cx).map(Result::ok)
                 });
                 let Some(stream) = accepted.await else { break };
                 let (id, peer) = I::Listener::name(&stream);

@@ -1,18 +1,20 @@
 //! The connections that a server serves.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::future::{Future, poll_fn};
+use std::error::Error;
+use std::future::Future;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use crate::handler::{CloseReason, ConnId};
 use crate::net::is_shutdown;
 use crate::sync::{List, Notify};
-use crate::task::{Accepting, Hub, JoinHandle, MainOutcome, spawn};
+use crate::task::{Accepting, Hub, JoinHandle, MainOutcome, Waiter, spawn};
 use crate::worker::Phase;
 
 use super::OnFailure;
@@ -22,10 +24,14 @@ pub(super) struct Serving {
     hub: Rc<Hub>,
     /// The listener, while it is to accept one more for each who goes.
     limited: RefCell<Option<Rc<Accepting>>>,
+    max_connections: u32,
     max_per_ip: Option<u32>,
     per_ip: RefCell<HashMap<IpAddr, u32>>,
     on_failure: Option<OnFailure>,
     active: RefCell<List<Active>>,
+    count: Cell<u32>,
+    /// Who accepts, while it is full.
+    room: Waiter,
     report: Cell<ServerReport>,
     /// Accepting has ended: somebody waits for the last one to go.
     draining: Cell<bool>,
@@ -52,10 +58,13 @@ impl Serving {
         Rc::new(Self {
             hub,
             limited: RefCell::new(max_connections.map(|_| listener)),
+            max_connections: max_connections.unwrap_or(u32::MAX),
             max_per_ip,
             per_ip: RefCell::default(),
             on_failure,
             active: RefCell::default(),
+            count: Cell::new(0),
+            room: Waiter::default(),
             report: Cell::default(),
             draining: Cell::new(false),
             empty: Notify::new(),
@@ -76,6 +85,16 @@ impl Serving {
         self.active.borrow().is_empty()
     }
 
+    /// Ready when one more may be taken. More than the limit may have been accepted, by an operation that accepts
+    /// many, until it was cancelled; they wait with the listener.
+    pub(super) fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.count.get() < self.max_connections {
+            return Poll::Ready(());
+        }
+        self.room.set(cx);
+        Poll::Pending
+    }
+
     /// Takes one who was accepted in, or turns him away.
     pub(super) fn admit<S, H, F>(
         self: &Rc<Self>,
@@ -91,8 +110,7 @@ impl Serving {
     {
         self.count(|report| report.accepted += 1);
         // One whose address the system could not tell any more has gone already.
-        let ip = self.max_per_ip.and(peer).map(|peer| network(peer.ip()));
-        if let Some(ip) = ip
+        if let Some(ip) = self.counted(peer)
             && !self.takes_one_of(ip)
         {
             self.count(|report| report.refused += 1);
@@ -102,11 +120,23 @@ impl Serving {
             return;
         }
         let place = self.active.borrow_mut().push_back(Active { id, task: None });
-        let ticket = Ticket { serving: self.clone(), place, ip, end: End::Aborted };
-        let task = spawn(serve_one(ticket, id, peer, stream, handler.clone()));
-        if !task.is_finished() {
-            self.active.borrow_mut().get_mut(place).task = Some(task);
+        self.count.set(self.count.get() + 1);
+        let mut ticket = Ticket { serving: self.clone(), place, peer, end: End::Aborted };
+        // Whatever a panic leaves half done inside the handler is dropped with it and seen by nobody.
+        match catch_unwind(AssertUnwindSafe(|| Box::pin(handler(stream)))) {
+            Ok(handling) => {
+                let task = spawn(Handling { handling, ticket });
+                if !task.is_finished() {
+                    self.active.borrow_mut().get_mut(place).task = Some(task);
+                }
+            }
+            Err(panic) => ticket.finish(Err(panic)),
         }
+    }
+
+    /// What one who was accepted counts for, if that is limited.
+    fn counted(&self, peer: Option<SocketAddr>) -> Option<IpAddr> {
+        self.max_per_ip.and(peer).map(|peer| network(peer.ip()))
     }
 
     /// Counts one more of an address, if there may be one.
@@ -215,8 +245,45 @@ enum End {
 struct Ticket {
     serving: Rc<Serving>,
     place: u32,
-    ip: Option<IpAddr>,
+    peer: Option<SocketAddr>,
     end: End,
+}
+
+/// What a handler came to, or what it panicked with.
+type Outcome = Result<Result<(), Box<dyn Error + Send + Sync>>, Box<dyn Any + Send>>;
+
+impl Ticket {
+    /// Takes note of how the handler ended, and tells whoever wants to know of failures.
+    fn finish(&mut self, outcome: Outcome) {
+        let serving = &self.serving;
+        let id = serving.active.borrow().get(self.place).id;
+        let kind = match outcome {
+            Ok(Ok(())) => {
+                self.end = End::Served;
+                return;
+            }
+            Ok(Err(error)) if is_shutdown(&*error) => {
+                let is_late = serving.hub.over_token().is_cancelled();
+                self.end = if is_late { End::Aborted } else { End::Served };
+                return;
+            }
+            Ok(Err(error)) => {
+                self.end = End::Failed;
+                FailureKind::Error(error)
+            }
+            Err(panic) => {
+                self.end = End::Panicked;
+                // A client must not take what was sent of an answer for a whole one.
+                serving.reset(id);
+                FailureKind::Panic(panic)
+            }
+        };
+        if let Some(told) = &serving.on_failure {
+            let failure = HandlerFailure { id, peer: self.peer, kind };
+            // A panic there is printed as every panic is; it must not end those who are served.
+            let _ = catch_unwind(AssertUnwindSafe(|| told(&failure)));
+        }
+    }
 }
 
 impl Drop for Ticket {
@@ -228,7 +295,7 @@ impl Drop for Ticket {
             End::Panicked => report.panicked += 1,
             End::Aborted => report.aborted += 1,
         });
-        if let Some(ip) = self.ip {
+        if let Some(ip) = serving.counted(self.peer) {
             let mut per_ip = serving.per_ip.borrow_mut();
             if let Some(count) = per_ip.get_mut(&ip) {
                 *count -= 1;
@@ -239,6 +306,10 @@ impl Drop for Ticket {
         }
         let gone = serving.active.borrow_mut().take(self.place);
         drop(gone);
+        serving.count.set(serving.count.get() - 1);
+        if let Some(waker) = serving.room.take() {
+            waker.wake();
+        }
         serving.one_is_gone();
         if serving.draining.get() && serving.is_empty() {
             serving.empty.notify_one();
@@ -246,52 +317,31 @@ impl Drop for Ticket {
     }
 }
 
-/// A connection's task.
-async fn serve_one<S, H, F>(
-    mut ticket: Ticket,
-    id: ConnId,
-    peer: Option<SocketAddr>,
-    stream: S,
-    handler: Rc<H>,
-) where
-    H: Fn(S) -> F,
+/// A connection's task. Written out because an `async` block would keep the handler's future twice: as what it
+/// was given, and as what it polls.
+struct Handling<F> {
+    // First, so that it is dropped first.
+    handling: Pin<Box<F>>,
+    ticket: Ticket,
+}
+
+impl<F> Future for Handling<F>
+where
     F: Future,
     F::Output: MainOutcome,
 {
-    let outcome = {
-        let mut handling = pin!(async move { handler(stream).await.into_result() });
-        poll_fn(|cx| {
-            // Whatever a panic leaves half done inside the handler is dropped with it and seen by nobody.
-            match catch_unwind(AssertUnwindSafe(|| handling.as_mut().poll(cx))) {
-                Ok(polled) => polled.map(Ok),
-                Err(panic) => Poll::Ready(Err(panic)),
-            }
-        })
-        .await
-    };
-    let serving = ticket.serving.clone();
-    let kind = match outcome {
-        Ok(Ok(())) => {
-            ticket.end = End::Served;
-            return;
-        }
-        Ok(Err(error)) if is_shutdown(&*error) => {
-            let is_late = serving.hub.over_token().is_cancelled();
-            ticket.end = if is_late { End::Aborted } else { End::Served };
-            return;
-        }
-        Ok(Err(error)) => {
-            ticket.end = End::Failed;
-            FailureKind::Error(error)
-        }
-        Err(panic) => {
-            ticket.end = End::Panicked;
-            // A client must not take what was sent of an answer for a whole one.
-            serving.reset(id);
-            FailureKind::Panic(panic)
-        }
-    };
-    if let Some(told) = &serving.on_failure {
-        told(&HandlerFailure { id, peer, kind });
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let handling = self.handling.as_mut();
+        // As above.
+        let polled = catch_unwind(AssertUnwindSafe(|| handling.poll(cx).map(MainOutcome::into_result)));
+        let outcome = match polled {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(outcome)) => Ok(outcome),
+            Err(panic) => Err(panic),
+        };
+        self.ticket.finish(outcome);
+        Poll::Ready(())
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Semaphore`] | tasks of one worker | at most so many do something at a time |
 //! | [`Notify`] | tasks of one worker | something has changed |
-//! | [`ShutdownToken`](crate::ShutdownToken) | tasks of one worker | something is to end |
+//! | [`ShutdownToken`] | tasks of one worker | something is to end |
 //! | [`Group`] | connections of one worker | the same bytes to many, queued without a copy |
 //! | [`Broadcast`] | connections of all workers | the same, and from other threads |
 //! | `channel` (with the feature of that name) | everybody | messages, to whoever takes them first: the crate `async-channel` |

@@ -232,7 +232,7 @@ mod tests {
                         };
                         prop_assert_eq!(polled.is_ready(), done);
                         if done {
-                            waiters.remove(which);
+                            drop(waiters.remove(which));
                         } else if *is == Is::Made {
                             *is = Is::Waiting(time);
                         }

@@ -71,7 +71,7 @@ pub(crate) use datagrams::Sends;
 pub(crate) use hub::{Hub, TaskCore};
 pub(crate) use join::panic_text;
 pub use join::{JoinError, JoinHandle};
-pub(crate) use link::{Life, Link};
+pub(crate) use link::{Life, Link, Waiter};
 pub use message::Message;
 pub(crate) use run::TaskHandler;
 pub use start::{BlockOnError, MainOutcome, block_on};
