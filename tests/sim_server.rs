@@ -274,6 +274,45 @@ fn while_the_limit_is_reached_the_worker_holds_no_more_connections_than_it() {
 }
 
 #[test]
+fn a_server_that_begins_late_counts_those_who_were_accepted_before() {
+    for seed in 0..20 {
+        let sim = Sim::new(SimConfig::seeded(seed));
+        let ended = Rc::new(Cell::new(0));
+        let counting = ended.clone();
+        // With a budget of one many are accepted and not yet handed to the tier.
+        let config = WorkerConfig { accept_budget: if seed % 2 == 0 { 1 } else { 64 }, ..small() };
+        let worker = sim.tasks(config, &[ListenerConfig::new(addr())], move || async move {
+            sleep(100 * MS).await;
+            let handler = move |mut stream: TcpStream| {
+                let ended = counting.clone();
+                async move {
+                    stream.send("done").await?;
+                    sleep(50 * MS).await;
+                    ended.set(ended.get() + 1);
+                    Ok::<(), std::io::Error>(())
+                }
+            };
+            Server::new().max_connections(3).serve(TcpListener::of_builder(0), handler).await
+        });
+        let worker = Rc::new(worker.expect("started"));
+        let mut peers = connected(&sim, 10);
+        // It begins while others arrive.
+        sim.run_for(100 * MS + MS / 100 * sim.random(100) as u32);
+        peers.extend(connected(&sim, 20));
+        sim.run_for(10 * MS);
+        let before = worker.metrics().accepted;
+        peers.extend(connected(&sim, 20));
+        let seen = worker.clone();
+        sim.always("no more are accepted than the limit", move || {
+            let (accepted, most) = (seen.metrics().accepted, before.max(ended.get() + 3));
+            if accepted <= most { Ok(()) } else { Err(format!("{accepted} accepted, {most} at most")) }
+        });
+        let served = || peers.iter().all(|peer| peer.received() == b"done");
+        sim.run_until(20 * SEC, served).unwrap_or_else(|stuck| panic!("{stuck}"));
+    }
+}
+
+#[test]
 fn one_address_gets_no_more_than_its_share() {
     let sim = Sim::new(SimConfig::seeded(4));
     let config = WorkerConfig { peer_addresses: true, ..small() };

@@ -207,6 +207,7 @@ fn one_address_gets_no_more_than_its_share() {
             refused += 1;
             assert!(began.elapsed() < PATIENCE, "the place of one who has gone is free");
         }
+        drop(first);
         runtime.shutdown(PATIENCE).expect("a report");
         let report = reports.recv().expect("a report");
         assert_eq!((report.accepted, report.served, report.refused), (4 + refused, 4, refused), "{report}");

@@ -74,7 +74,7 @@ impl Accepting {
     /// Has at most so many accepted, those included that no task has taken, until [`accept_more`](Self::accept_more)
     /// says that some are gone.
     pub(crate) fn limit(&self, hub: &Hub, most: u32) {
-        let left = most.saturating_sub(self.pending.borrow().len() as u32);
+        let left = i64::from(most) - self.pending.borrow().len() as i64;
         hub.request(Request::LimitAccepting { listener: self.index, left });
     }
 

@@ -123,12 +123,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
-    /// Accepts at most so many more from a listener, until [`accept_more`](Self::accept_more) says otherwise. The others wait in
+    /// Accepts at most so many more from a listener (below zero: fewer than have been already), until [`accept_more`](Self::accept_more) says otherwise. The others wait in
     /// the kernel's queue.
-    pub(super) fn limit_accepting(&mut self, listener: usize, left: u32) {
+    pub(super) fn limit_accepting(&mut self, listener: usize, left: i64) {
         let waiting = self.waiting.iter().filter(|waiting| waiting.acceptor == listener).count();
         if let Some(acceptor) = self.acceptors.get_mut(listener) {
-            acceptor.quota = Some(i64::from(left) - waiting as i64);
+            acceptor.quota = Some(left - waiting as i64);
             self.check_accept = true;
         }
     }

@@ -30,7 +30,7 @@ pub(crate) enum Request {
     /// Accept from a listener, or leave who comes in its queue.
     Accepting { listener: usize, on: bool },
     /// Accept at most so many more from a listener, those included that were not handed over yet.
-    LimitAccepting { listener: usize, left: u32 },
+    LimitAccepting { listener: usize, left: i64 },
     /// So many of them are gone.
     AcceptMore { listener: usize, count: u32 },
     /// Close a listener, and whoever was accepted from it and not handed over.
