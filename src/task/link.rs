@@ -46,6 +46,8 @@ pub(crate) struct Link {
     pub(crate) peer: Option<SocketAddr>,
     /// Whether receiving ends when the runtime is asked to stop.
     pub(crate) ends_on_stop: Cell<bool>,
+    /// Whether it ends now, whatever the runtime does: its server stops.
+    pub(crate) is_ending: Cell<bool>,
     /// Whether it is a datagram socket.
     pub(crate) is_datagram: Cell<bool>,
     pub(crate) reader: Waiter,
@@ -71,11 +73,17 @@ impl Link {
             life: Cell::new(life),
             peer,
             ends_on_stop: Cell::new(false),
+            is_ending: Cell::new(false),
             is_datagram: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
             control: Control::default(),
         }
+    }
+
+    /// Whether receiving ends when nothing that arrived is left.
+    pub(crate) fn is_to_end(&self, stopping: bool) -> bool {
+        self.ends_on_stop.get() && (stopping || self.is_ending.get())
     }
 
     /// Ready when the connection is there, or with why it is not.
