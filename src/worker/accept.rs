@@ -79,6 +79,12 @@ impl Acceptor {
         }
     }
 
+    /// Leaves who comes in the queue until told otherwise: the handler does not know of it yet.
+    pub(crate) fn paused(mut self) -> Self {
+        self.paused = true;
+        self
+    }
+
     /// Whether its place can be used again.
     pub(crate) fn is_over(&self) -> bool {
         self.removed

@@ -25,7 +25,8 @@ pub(crate) enum Opening {
 /// A wish.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Bind a listener; answered with the same ticket.
+    /// Bind a listener; answered with the same ticket. Nothing is accepted from it until `Accepting` says so: whoever
+    /// asked must know its number first.
     Listen { ticket: u64, config: ListenConfig },
     /// Accept from a listener, or leave who comes in its queue.
     Accepting { listener: usize, on: bool },
@@ -118,7 +119,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.driver.listen(config)
         };
         let result = result.map(|listening| {
-            let acceptor = Acceptor::new(listening.id, listening.backlog, self.once_only);
+            let acceptor = Acceptor::new(listening.id, listening.backlog, self.once_only).paused();
             let free = self.acceptors.iter().position(Acceptor::is_over);
             let free = free.filter(|&index| self.waiting.iter().all(|waiting| waiting.acceptor() != index));
             let index = match free {
