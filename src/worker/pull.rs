@@ -70,6 +70,8 @@ impl<S, M> Core<S, M> {
         if entry.phase != Phase::Open {
             return Some(buf);
         }
+        // The end comes after it, once more.
+        entry.flags.remove(Flags::EOF_TOLD);
         let mut front = crate::buffer::Chain::EMPTY;
         self.memory.chunks.push(&mut front, Payload::from(buf));
         self.memory.chunks.join_front(&mut entry.held, front);
