@@ -41,7 +41,7 @@ fn connecting_waits_for_room_and_is_then_told_that_the_worker_is_full() {
         let (addr, _server) = std_server();
         run(builder.worker(of(2)), move || async move {
             let first = TcpStream::connect(addr).await.expect("room");
-            let _second = TcpStream::connect(addr).await.expect("room");
+            let second = TcpStream::connect(addr).await.expect("room");
             let begun = Instant::now();
             let error = TcpStream::connect(within(addr, SOON)).await.expect_err("no room");
             assert_eq!(error.kind(), ErrorKind::QuotaExceeded);
@@ -61,7 +61,8 @@ fn connecting_waits_for_room_and_is_then_told_that_the_worker_is_full() {
             assert!(!waiting.is_finished());
             // A reset, so that the room is there at once and not when the server has closed too.
             first.abort();
-            waiting.await.expect("no panic").expect("room again");
+            waiting.await.expect("no panic").expect("room again").abort();
+            second.abort();
         });
     });
 }
@@ -89,7 +90,7 @@ fn who_waits_longest_for_room_connects_first_and_one_who_gives_up_is_passed_over
                 .collect();
             until("the one who gives up", || order.borrow().len() == 1).await;
             // Somebody who comes just when there is room does not pass those who wait.
-            drop(held.take().map(TcpStream::abort));
+            held.take().expect("it was there").abort();
             for waiting in waiting {
                 waiting.await.expect("no panic");
                 drop(poll_once(TcpStream::connect(within(addr, PATIENCE))).await);

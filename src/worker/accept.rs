@@ -140,6 +140,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
+    /// Whether a listener is being closed. That takes until its accept operations have ended.
+    pub(super) fn is_unlistening(&self) -> bool {
+        self.acceptors.iter().any(|acceptor| acceptor.closing && !acceptor.removed)
+    }
+
     fn acceptor(&self, id: ListenerId) -> Option<usize> {
         self.acceptors.iter().position(|acceptor| acceptor.id == id && !acceptor.removed)
     }

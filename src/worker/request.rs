@@ -73,8 +73,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// Carries out what was asked.
     pub(super) fn carry_out(&mut self) {
         let mut requests = std::mem::take(&mut self.core.requests);
+        let mut later = Vec::new();
         for request in requests.drain(..) {
             match request {
+                // On the same address, perhaps, where clients would still find the one that nobody accepts from.
+                listen @ Request::Listen { .. } if self.is_unlistening() => later.push(listen),
                 Request::Listen { ticket, config } => self.begin_listening(ticket, &config),
                 Request::Accepting { listener, on } => self.set_accepting(listener, on),
                 Request::Unlisten { listener } => self.unlisten(listener),
@@ -107,9 +110,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 }
             }
         }
-        if self.core.requests.is_empty() {
-            self.core.requests = requests;
-        }
+        requests.append(&mut later);
+        requests.append(&mut self.core.requests);
+        self.core.requests = requests;
     }
 
     fn begin_listening(&mut self, ticket: u64, config: &ListenConfig) {
