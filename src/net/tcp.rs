@@ -178,7 +178,8 @@ impl TcpStream {
         inet(Some(self.stream.addresses().await?.local))
     }
 
-    /// Sets the socket's options, all of them. Those of a listener are inherited by what it accepts at no cost; this
+    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is. Those
+    /// of a listener are inherited by what it accepts at no cost; this
     /// takes some system calls (with direct descriptors Linux 6.8).
     ///
     /// # Errors
