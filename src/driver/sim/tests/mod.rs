@@ -1,6 +1,7 @@
 //! The simulated kernel, met at the driver's door.
 
 mod control;
+mod datagram;
 mod faults;
 mod life;
 mod receive;
