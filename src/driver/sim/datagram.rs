@@ -333,7 +333,7 @@ impl World {
             let mut at = self.now + self.latency_between(from.ip(), to.ip());
             match (late.take(), self.datagrams.get_mut(&sender)) {
                 // Those behind it do not wait for it.
-                (Some(by), _) => at = at + by,
+                (Some(by), _) => at += by,
                 (None, Some(socket)) => {
                     if socket.arrivals.len() >= ARRIVALS_KEPT {
                         let now = self.now;

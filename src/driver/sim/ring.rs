@@ -409,24 +409,20 @@ impl World {
             }
             Kind::Send { sock, .. } => {
                 self.set_writer(sock, Some((ring, id)));
-                if self.rng.one_in(4) {
-                    // Not at once, as when the kernel hands it to another thread.
-                    let delay = self.rng.between(0, 20_000);
-                    self.schedule_in(delay, Action::Run { ring, op: id });
-                } else {
-                    self.run(ring, id);
-                }
+                self.run_soon(ring, id);
             }
-            Kind::SendDatagram { .. } => {
-                if self.rng.one_in(4) {
-                    // As above.
-                    let delay = self.rng.between(0, 20_000);
-                    self.schedule_in(delay, Action::Run { ring, op: id });
-                } else {
-                    self.run(ring, id);
-                }
-            }
+            Kind::SendDatagram { .. } => self.run_soon(ring, id),
             Kind::Connect { key, sock } => self.begin_connect(ring, id, key, sock),
+        }
+    }
+
+    fn run_soon(&mut self, ring: usize, op: u64) {
+        if self.rng.one_in(4) {
+            // Not at once, as when the kernel hands it to another thread.
+            let delay = self.rng.between(0, 20_000);
+            self.schedule_in(delay, Action::Run { ring, op });
+        } else {
+            self.run(ring, op);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod control;
 mod datagram;
+mod datagram_faults;
 mod faults;
 mod life;
 mod receive;
