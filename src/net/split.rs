@@ -70,6 +70,11 @@ impl OwnedReadHalf {
 impl OwnedWriteHalf {
     writing!(stream);
     connection!(stream);
+
+    /// Resets the connection; what is queued is dropped.
+    pub fn abort(&mut self) {
+        self.stream.abort();
+    }
 }
 
 impl Drop for OwnedWriteHalf {

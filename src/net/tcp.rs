@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::config::{ConnectConfig, ListenerConfig, SocketOptions};
 use crate::driver::{Address, ListenConfig};
+use crate::handler::CloseReason;
 use crate::task::{Accepting, Binding, Hub, TaskCore};
 
 use super::connect;
@@ -213,6 +214,11 @@ impl TcpStream {
     /// requests. On for outgoing ones, which answers to requests under way may depend on.
     pub fn keep_receiving_on_stop(&self, on: bool) {
         self.stream.link.ends_on_stop.set(!on);
+    }
+
+    /// Closes the connection as dropping it does, with the reason that counters shall show.
+    pub fn close_with(self, reason: CloseReason) {
+        self.stream.with(|core, slot| core.close(slot, reason));
     }
 
     /// Resets the connection; what is queued is dropped.
