@@ -158,6 +158,13 @@ impl Stream {
     /// Queues a payload now.
     #[inline]
     pub(super) fn try_send(&self, payload: Payload) -> Result<(), SendError> {
+        if payload.is_empty() {
+            // Dropped here and not while the worker's core is lent: bytes may be of somebody else's making.
+            let sent =
+                self.with(|core, slot| core.send(slot, Payload::from("")).map_err(|refused| refused.kind));
+            let sent = sent.unwrap_or(Err(SendErrorKind::Closed));
+            return sent.map_err(|kind| SendError { payload, kind });
+        }
         let mut payload = Some(payload);
         let sent = self.with(|core, slot| payload.take().map_or(Ok(()), |payload| core.send(slot, payload)));
         match (sent, payload) {
