@@ -1,7 +1,7 @@
 //! Sockets for tasks.
 //!
 //! Receiving gives *leases*: [`Buf`](crate::Buf), the kernel's own receive buffer, which can be sent on as it is. Sending takes
-//! leases, `Vec<u8>`, static and shared bytes, and copies none of them. Every future of these sockets may be
+//! leases, `Vec<u8>`, static and shared bytes (with the feature `bytes` also `bytes::Bytes`), and copies none of them. Every future of these sockets may be
 //! dropped at any point: nothing that arrived is lost, nothing is sent twice.
 
 mod connect;

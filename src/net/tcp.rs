@@ -178,9 +178,9 @@ impl TcpStream {
         inet(Some(self.stream.addresses().await?.local))
     }
 
-    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is. Those
-    /// of a listener are inherited by what it accepts at no cost; this
-    /// takes some system calls (with direct descriptors Linux 6.8).
+    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is.
+    /// Those of a listener are inherited by what it accepts at no cost; this takes some system calls (with direct
+    /// descriptors Linux 6.8).
     ///
     /// # Errors
     /// `InvalidInput` for an option out of its range; else as [`peer_addr`](Self::peer_addr).
