@@ -74,7 +74,9 @@ pub(crate) mod uring;
 pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 
 pub use datagram::{Address, Datagram, DatagramConfig, Received};
-pub(crate) use datagram::{CONTROL_ROOM, DATAGRAM_SENDS, NAME_ROOM, PRELUDE, name_of};
+#[cfg(target_os = "linux")]
+pub(crate) use datagram::{CONTROL_ROOM, NAME_ROOM, name_of};
+pub(crate) use datagram::{DATAGRAM_SENDS, PRELUDE};
 pub(crate) use setup::{DriverInfo, FD_RESERVE};
 pub use setup::{Feature, SetupError};
 

@@ -46,7 +46,7 @@ impl Stream {
             Some(Taken::Data(buf)) => Ok(Some(buf)),
             Some(Taken::End) => Ok(None),
             Some(Taken::Failed(reason)) => Err(error::of_close(reason)),
-            Some(Taken::Nothing) if self.link.ends_on_stop.get() && self.hub.is_stopping() => {
+            Some(Taken::Nothing) if self.link.is_to_end(self.hub.is_stopping()) => {
                 Err(error::of_close(CloseReason::Shutdown))
             }
             Some(Taken::Nothing) => return None,

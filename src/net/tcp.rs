@@ -87,6 +87,10 @@ impl TcpListener {
             .map_ok(|link| TcpStream { stream: Stream::new(self.hub.clone(), link) })
     }
 
+    pub(crate) fn accepting(&self) -> &Rc<Accepting> {
+        &self.accepting
+    }
+
     /// Its address, with the port that the system chose.
     ///
     /// # Errors
@@ -156,6 +160,11 @@ impl TcpStream {
     reading!(stream);
     writing!(stream);
     connection!(stream);
+
+    /// The peer's address, where it came with the accepted connection.
+    pub(crate) fn accepted_from(&self) -> Option<SocketAddr> {
+        self.stream.link.peer
+    }
 
     /// The peer's address. Known at once on outgoing connections, and on accepted ones where
     /// [`peer_addresses`](crate::WorkerConfig::peer_addresses) is on; else the system is asked, which

@@ -74,6 +74,18 @@ impl Accepting {
         self.pending.borrow().len() >= MOST_PENDING && !self.paused.replace(true)
     }
 
+    /// Has at most so many accepted, those included that no task has taken, until [`accept_more`](Self::accept_more)
+    /// says that some are gone.
+    pub(crate) fn limit(&self, hub: &Hub, most: u32) {
+        let left = i64::from(most) - self.pending.borrow().len() as i64;
+        hub.request(Request::LimitAccepting { listener: self.index, left });
+    }
+
+    /// So many of those who were accepted are gone.
+    pub(crate) fn accept_more(&self, hub: &Hub, count: u32) {
+        hub.request(Request::AcceptMore { listener: self.index, count });
+    }
+
     /// Stops listening; who was accepted and not taken is closed.
     pub(crate) fn close(&self, hub: &Hub) {
         hub.listeners.forget(self.index);

@@ -16,6 +16,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::clock::Time;
 use crate::handler::{CloseReason, ConnId, Cx};
+use crate::sync::{Groups, ShutdownToken};
 use crate::worker::{Answer, Core, Remote, Request};
 
 use super::accept::{Accepting, Listeners};
@@ -52,8 +53,11 @@ pub(crate) struct Hub {
     budget: Cell<u32>,
     now: Cell<Time>,
     pub(super) stopping: Cell<bool>,
-    /// Who waits for the stop.
-    pub(super) stop_waiters: RefCell<Vec<Waker>>,
+    /// Cancelled when the stop begins.
+    stop: ShutdownToken,
+    /// Cancelled at its deadline.
+    over: ShutdownToken,
+    groups: Groups,
 }
 
 impl Hub {
@@ -76,7 +80,9 @@ impl Hub {
             budget: Cell::new(TASK_BUDGET),
             now: Cell::new(now),
             stopping: Cell::new(false),
-            stop_waiters: RefCell::default(),
+            stop: ShutdownToken::new(),
+            over: ShutdownToken::new(),
+            groups: Groups::default(),
         })
     }
 
@@ -164,16 +170,29 @@ impl Hub {
         self.listeners.take(index)
     }
 
-    /// Waits for the stop. True when it was asked for.
-    pub(crate) fn poll_stop(&self, cx: &Context<'_>) -> bool {
-        if self.stopping.get() {
-            return true;
+    /// Is cancelled when the runtime is asked to stop.
+    pub(crate) fn stop_token(&self) -> &ShutdownToken {
+        &self.stop
+    }
+
+    /// Is cancelled when the deadline of the stop has passed and what is left is reset.
+    pub(crate) fn over_token(&self) -> &ShutdownToken {
+        &self.over
+    }
+
+    /// Ends a connection's receiving as a stop of the runtime does.
+    pub(crate) fn end_receiving(&self, id: ConnId) {
+        if let Some(link) = self.link(id) {
+            link.is_ending.set(true);
+            if link.is_to_end(false) {
+                self.woken.borrow_mut().extend(link.reader.take());
+            }
         }
-        let mut waiters = self.stop_waiters.borrow_mut();
-        if !waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
-            waiters.push(cx.waker().clone());
-        }
-        false
+    }
+
+    /// Members of broadcasts.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// Takes note of a datagram socket's sends.
@@ -263,7 +282,7 @@ impl Hub {
     /// Takes note of a stop: who accepts is told, and who receives from a client that has nothing under way.
     pub(super) fn stop(&self) {
         self.stopping.set(true);
-        self.wake_all(&self.stop_waiters);
+        self.stop.cancel();
         self.listeners.wake_all();
         let untaken = self.listeners.take_pending();
         self.with_core(|core| {
@@ -299,7 +318,6 @@ impl Hub {
         let dropped = self.tasks.close();
         self.listeners.close();
         self.datagrams.close();
-        drop(std::mem::take(&mut *self.stop_waiters.borrow_mut()));
         drop(std::mem::take(&mut *self.woken.borrow_mut()));
         dropped
     }

@@ -48,6 +48,8 @@ pub(crate) struct Link {
     pub(crate) peer: Option<SocketAddr>,
     /// Whether receiving ends when the runtime is asked to stop.
     pub(crate) ends_on_stop: Cell<bool>,
+    /// Whether it ends now, whatever the runtime does: its server stops.
+    pub(crate) is_ending: Cell<bool>,
     /// Whether it is a datagram socket.
     pub(crate) is_datagram: Cell<bool>,
     pub(crate) reader: Waiter,
@@ -66,6 +68,7 @@ impl Link {
             life: Cell::new(life),
             peer,
             ends_on_stop: Cell::new(false),
+            is_ending: Cell::new(false),
             is_datagram: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
@@ -73,6 +76,11 @@ impl Link {
             fault: Cell::new(None),
             leftover: Cell::new(None),
         }
+    }
+
+    /// Whether receiving ends when nothing that arrived is left.
+    pub(crate) fn is_to_end(&self, stopping: bool) -> bool {
+        self.ends_on_stop.get() && (stopping || self.is_ending.get())
     }
 
     /// Keeps what a receive had taken of a connection that is over.

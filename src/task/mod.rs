@@ -72,8 +72,9 @@ use crate::worker::RemoteError;
 pub(crate) use accept::{Accepting, Binding};
 pub(crate) use datagrams::Sends;
 pub(crate) use hub::{Hub, TaskCore};
+pub(crate) use join::panic_text;
 pub use join::{JoinError, JoinHandle};
-pub(crate) use link::{Life, Link};
+pub(crate) use link::{Life, Link, Waiter};
 pub use message::Message;
 pub(crate) use question::{Question, Reply};
 pub(crate) use queue::Place;
@@ -144,6 +145,15 @@ pub async fn yield_now() {
     .await;
 }
 
+/// Counts as one operation of the task: one that has done 128 since it was polled goes on in the worker's next turn. For loops
+/// whose futures are not of this crate and may always be ready, such as a channel's.
+///
+/// # Panics
+/// Outside of a task.
+pub async fn consume_budget() {
+    poll_fn(|cx| Hub::current().poll_budget(cx)).await;
+}
+
 /// Waits until the runtime is asked to stop: for tasks that are to end in good order then.
 ///
 /// From that moment on nothing is accepted, [`accept`](crate::net::TcpListener::accept) gives an error, and an accepted connection's
@@ -154,5 +164,5 @@ pub async fn yield_now() {
 /// Outside of a task.
 pub async fn stopped() {
     let hub = Hub::current();
-    poll_fn(|cx| if hub.poll_stop(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+    hub.stop_token().cancelled().await;
 }

@@ -184,12 +184,18 @@ impl Handler for TaskHandler {
         hub.call_waiting(cx.core);
         let now = cx.now();
         let due = hub.timers.next().is_some_and(|at| at <= now);
-        if !due && !hub.has_work() && cx.core.answers.is_empty() && !hub.is_told_to_poll_all() {
+        let over = cx.core.over && !hub.over_token().is_cancelled();
+        if !over && !due && !hub.has_work() && cx.core.answers.is_empty() && !hub.is_told_to_poll_all() {
             return;
         }
         let hub = hub.clone();
         let budget = cx.core.config.turn_budget;
-        hub.enter(cx, |hub| hub.turn(budget));
+        hub.enter(cx, |hub| {
+            if over {
+                hub.over_token().cancel();
+            }
+            hub.turn(budget);
+        });
         // What tasks let go of is for those who wait for it, in the next turn.
         hub.call_waiting(cx.core);
         self.look_at_main(cx);

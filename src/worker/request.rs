@@ -30,6 +30,10 @@ pub(crate) enum Request {
     Listen { ticket: u64, config: ListenConfig },
     /// Accept from a listener, or leave who comes in its queue.
     Accepting { listener: usize, on: bool },
+    /// Accept at most so many more from a listener, those included that were not handed over yet.
+    LimitAccepting { listener: usize, left: i64 },
+    /// So many of them are gone.
+    AcceptMore { listener: usize, count: u32 },
     /// Close a listener, and whoever was accepted from it and not handed over.
     Unlisten { listener: usize },
     /// Ask for both addresses.
@@ -80,6 +84,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 listen @ Request::Listen { .. } if self.is_unlistening() => later.push(listen),
                 Request::Listen { ticket, config } => self.begin_listening(ticket, &config),
                 Request::Accepting { listener, on } => self.set_accepting(listener, on),
+                Request::LimitAccepting { listener, left } => self.limit_accepting(listener, left),
+                Request::AcceptMore { listener, count } => self.accept_more(listener, count),
                 Request::Unlisten { listener } => self.unlisten(listener),
                 Request::Addresses(id) => {
                     let result = match self.core.find(id) {

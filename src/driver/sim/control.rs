@@ -86,15 +86,18 @@ impl World {
         Ok(Listening { id, local: self.address(addr), backlog })
     }
 
+    /// The address of a worker that asks for one: its host's, if it has one.
+    pub(crate) fn own_host(&self, ring: usize, wanted: IpAddr) -> Result<IpAddr, i32> {
+        match self.rings[ring].shape.host {
+            Some(host) if wanted.is_unspecified() && host.is_ipv4() == wanted.is_ipv4() => Ok(host),
+            Some(host) if wanted != host && !wanted.is_loopback() => Err(errno::EADDRNOTAVAIL),
+            _ => Ok(wanted),
+        }
+    }
+
     /// Where a worker listens that asks for an address: on its own host, at a port that is free.
     fn own_address(&mut self, ring: usize, config: &ListenerConfig) -> Result<SocketAddr, i32> {
-        let host = self.rings[ring].shape.host;
-        let wanted = config.addr.ip();
-        let ip: IpAddr = match host {
-            Some(host) if wanted.is_unspecified() && host.is_ipv4() == wanted.is_ipv4() => host,
-            Some(host) if wanted != host && !wanted.is_loopback() => return Err(errno::EADDRNOTAVAIL),
-            _ => wanted,
-        };
+        let ip = self.own_host(ring, config.addr.ip())?;
         let addr = SocketAddr::new(ip, config.addr.port());
         if addr.port() != 0 {
             return Ok(addr);
@@ -121,6 +124,9 @@ impl World {
 
     pub(crate) fn addresses_of(&self, ring: usize, key: Key) -> io::Result<Addresses> {
         let sock = self.open_sock(ring, key)?;
+        if let Some(addresses) = self.datagram_addresses(sock.conn) {
+            return Ok(addresses);
+        }
         let conn = self.conns.get(&sock.conn).ok_or(io::ErrorKind::NotConnected)?;
         let (own, other) = (&conn.ends[sock.side], &conn.ends[1 - sock.side]);
         let peer = (own.state == State::Open).then(|| self.address(other.addr));

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
-use super::super::{Addresses, Driver, ListenConfig, Listening, Waker};
+use super::super::{
+    Addresses, DATAGRAM_SENDS, Datagram, DatagramConfig, Driver, ListenConfig, Listening, Waker,
+    check_datagram_room,
+};
 use super::control::{Number, is_unix};
 use super::errno;
 use super::ring::{Cqe, End, Kind, Phase, Ring, Shape, Slot, Sqe};
@@ -175,6 +178,11 @@ impl SimDriver {
                 let event = Event::Connected { key, result };
                 this.settle(key, Some(Which::Connect)).pick(key, event)
             }
+            Cqe::DatagramSent { key, token, result } => {
+                let result = result.map_err(io::Error::from_raw_os_error);
+                let event = Event::DatagramSent { key, token, result };
+                this.settle(key, Some(Which::Datagram)).pick(key, event)
+            }
             Cqe::Closed { key } => this.settle(key, Some(Which::Close)).pick(key, Event::Closed { key }),
         }
     }
@@ -201,6 +209,7 @@ enum Which {
     Recv,
     Send,
     Connect,
+    Datagram,
     Close,
 }
 
@@ -238,6 +247,7 @@ impl Ring {
                 Which::Recv => slot.recv = None,
                 Which::Send => slot.send = None,
                 Which::Connect => slot.connect = None,
+                Which::Datagram => slot.datagrams -= 1,
                 Which::Close => {}
             }
         }
@@ -350,6 +360,28 @@ impl Driver for SimDriver {
         })
     }
 
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        check_datagram_room(&self.memory)?;
+        self.with(|world, ring| {
+            let socket = world.open_datagram(ring, config)?;
+            Self::occupy(world, ring, key, Sock { conn: socket, side: 0 });
+            Self::open(world, ring, key).0.no_entry = true;
+            Ok(())
+        })
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            contract!(slot.datagrams < DATAGRAM_SENDS, "{key:?} has too many datagrams under way");
+            contract!(world.datagrams.contains_key(&sock.conn), "{key:?} is no datagram socket");
+            world.start(ring, Kind::SendDatagram { key, sock, token, datagram: Some(datagram) });
+            let (slot, _) = Self::open(world, ring, key);
+            slot.ops += 1;
+            slot.datagrams += 1;
+        });
+    }
+
     #[cfg(unix)]
     fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
         self.with(|world, ring| {
@@ -405,6 +437,7 @@ impl Driver for SimDriver {
             contract!(slot.send.is_none(), "{key:?} sends already");
             contract!(slot.connect.is_none(), "{key:?} is not connected yet");
             contract!(!chain.is_empty(), "{key:?} sends an empty chain");
+            contract!(!world.datagrams.contains_key(&sock.conn), "{key:?} is a datagram socket");
             let op = world.start(ring, Kind::Send { key, sock, chain, taken: 0 });
             let (slot, _) = Self::open(world, ring, key);
             slot.ops += 1;

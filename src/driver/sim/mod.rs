@@ -47,6 +47,7 @@
 //! | `ring.rs` | submissions, task work, completions and their order |
 //! | `transfer.rs` | accepting, receiving and sending |
 //! | `control.rs` | listeners made at run time, addresses, options, Unix streams |
+//! | `datagram.rs` | datagram sockets |
 //! | `cancel.rs` | cancelling, closing, buffers that are held |
 //! | `faults.rs`, `script.rs` | what goes wrong by chance, and on demand |
 //! | `peer.rs` | scripted peers |
@@ -66,6 +67,7 @@
 
 mod cancel;
 mod control;
+mod datagram;
 mod driver;
 mod errno;
 mod faults;

@@ -19,7 +19,7 @@ pub(crate) use linux::{
 pub use linux::{Signals, raise_nofile_limit};
 #[cfg(windows)]
 pub(crate) use windows::{
-    RawAddress, accept_queue_limit, accept_socket, client, cpu_count, kernel_version, listener,
+    RawAddress, accept_queue_limit, accept_socket, client, cpu_count, datagram, kernel_version, listener,
     local_address, memlock_limit_enforced, nofile_limit, peer_address, pin_to_cpu, set_options,
     set_options_of_open, shutdown_write,
 };

@@ -1,6 +1,7 @@
 //! Windows.
 
 mod address;
+pub(crate) mod datagram;
 mod limits;
 mod signal;
 mod socket;
