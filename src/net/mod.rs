@@ -13,6 +13,8 @@ mod stream;
 mod tcp;
 mod udp;
 #[cfg(unix)]
+mod unix;
+#[cfg(unix)]
 mod unix_datagram;
 
 pub use connect::alloc;
@@ -20,5 +22,7 @@ pub(crate) use error::is_shutdown;
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use tcp::{TcpListener, TcpStream};
 pub use udp::{UdpConfig, UdpDatagram, UdpSender, UdpSocket};
+#[cfg(unix)]
+pub use unix::{UnixListener, UnixStream};
 #[cfg(unix)]
 pub use unix_datagram::{UnixDatagram, UnixIncoming};

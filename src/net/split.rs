@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::methods::{connection, reading, writing};
-use super::stream::Stream;
+use super::stream::{Kind, Stream};
 
 /// The receiving half of a borrowed stream; made by `split`.
 ///
@@ -122,7 +122,7 @@ impl Drop for OwnedWriteHalf {
     }
 }
 
-/// Two halves that are not of one stream: here they are again.
+/// Two halves that are not of one stream, or of one of another kind: here they are again.
 ///
 /// ```
 /// use corelane::net::{TcpListener, TcpStream};
@@ -145,14 +145,18 @@ pub struct ReuniteError(pub OwnedReadHalf, pub OwnedWriteHalf);
 
 impl fmt::Display for ReuniteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the two halves are not of one stream")
+        f.write_str("the two halves are not of one stream of this kind")
     }
 }
 
 impl std::error::Error for ReuniteError {}
 
-pub(super) fn reunite(from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<Stream, ReuniteError> {
-    if !Rc::ptr_eq(&from.0, &to.stream) {
+pub(super) fn reunite(
+    kind: Kind,
+    from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+) -> Result<Stream, ReuniteError> {
+    if !Rc::ptr_eq(&from.0, &to.stream) || from.0.kind != kind {
         return Err(ReuniteError(from, to));
     }
     to.is_reunited = true;

@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use crate::buffer::{Buf, Payload};
 use crate::config::SocketOptions;
@@ -16,13 +17,22 @@ use super::error;
 
 /// A connection from a task's side. Dropping it closes the connection gracefully.
 pub(super) struct Stream {
+    pub(super) kind: Kind,
     pub(super) hub: Rc<Hub>,
     pub(super) link: Rc<Link>,
 }
 
+/// What a stream is a stream of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Tcp,
+    #[cfg(unix)]
+    Unix,
+}
+
 impl Stream {
-    pub(super) fn new(hub: Rc<Hub>, link: Rc<Link>) -> Self {
-        Self { hub, link }
+    pub(super) fn of(kind: Kind, hub: Rc<Hub>, link: Rc<Link>) -> Self {
+        Self { kind, hub, link }
     }
 
     /// Acts on the connection, if the worker still knows it.
@@ -245,6 +255,14 @@ impl Stream {
 
     pub(super) fn abort(&self) {
         self.with(|core, slot| core.abort(slot));
+    }
+
+    pub(super) fn set_idle_timeout(&self, timeout: Option<Duration>) {
+        self.with(|core, slot| core.set_idle_timeout(slot, timeout));
+    }
+
+    pub(super) fn set_deadline(&self, after: Option<Duration>) {
+        self.with(|core, slot| core.set_deadline(slot, after));
     }
 
     pub(super) fn close_reason(&self) -> Option<CloseReason> {

@@ -325,7 +325,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 }
             }
             Err(error) => {
-                let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(0));
+                let reason =
+                    CloseReason::ConnectFailed(error.raw_os_error().unwrap_or_else(|| code_of(error.kind())));
                 self.begin_close(slot, CloseHow::Fin, reason);
             }
         }
@@ -388,5 +389,15 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             }
         }
         self.core.retime(slot);
+    }
+}
+
+/// The code of an error that is not the system's own; 0 for one that has none.
+fn code_of(kind: io::ErrorKind) -> i32 {
+    match kind {
+        // A listener's queue is full.
+        #[cfg(unix)]
+        io::ErrorKind::ResourceBusy => libc::EBUSY,
+        _ => 0,
     }
 }
