@@ -291,7 +291,7 @@ impl Stream {
 pub(super) async fn addresses(hub: &Hub, link: &Link) -> io::Result<Addresses> {
     let question = Question::addresses(hub, link);
     match poll_fn(|cx| question.poll(cx)).await.map_err(error::of_close)? {
-        Reply::Addresses(result) => result,
+        Reply::Addresses(result) => *result,
         Reply::Options(_) => unreachable!("answers come in the order of the questions"),
     }
 }
