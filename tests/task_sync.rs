@@ -1,13 +1,11 @@
 //! What tasks share: permits, tokens, groups and broadcasts, in runtimes and in simulated ones.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream as Std};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corelane::net::{TcpListener, TcpStream};
 use corelane::sim::{Exploration, Faults, Peer, Sim, SimConfig};
@@ -16,7 +14,8 @@ use corelane::task::{block_on, spawn, yield_now};
 use corelane::time::{sleep, timeout};
 use corelane::{BufferConfig, ListenerConfig, Runtime, ServeError, Server, ShutdownToken, WorkerConfig};
 
-use support::{PATIENCE, any_port, eventually};
+/// No test waits longer than this for any one thing.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -282,16 +281,17 @@ fn a_broadcast_reaches_the_members_of_all_workers_in_each_senders_order() {
 #[test]
 fn another_thread_reaches_the_members_of_all_workers() {
     let room = Broadcast::new();
-    let started = Runtime::builder().workers(2).listen(any_port()).start_tasks(move |_| {
-        Server::new().serve(TcpListener::of_builder(0), move |mut stream: TcpStream| async move {
-            let member = room.join(stream.id());
-            stream.send("welcome").await?;
-            while let Some(words) = stream.recv().await? {
-                room.send_except(&member, words);
-            }
-            Ok::<(), std::io::Error>(())
-        })
-    });
+    let started =
+        Runtime::builder().workers(2).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start_tasks(move |_| {
+            Server::new().serve(TcpListener::of_builder(0), move |mut stream: TcpStream| async move {
+                let member = room.join(stream.id());
+                stream.send("welcome").await?;
+                while let Some(words) = stream.recv().await? {
+                    room.send_except(&member, words);
+                }
+                Ok::<(), std::io::Error>(())
+            })
+        });
     let runtime = started.expect("started");
     let mut clients: Vec<Std> =
         (0..12).map(|_| Std::connect(runtime.info().listeners[0].addr).expect("connected")).collect();
@@ -308,7 +308,11 @@ fn another_thread_reaches_the_members_of_all_workers() {
         assert_eq!(words, everybody[..]);
     }
     // It was shared and not copied: when all have it, the workers let go of it.
-    eventually("the bytes are let go of", || Arc::strong_count(&everybody) == 1);
+    let until = Instant::now() + PATIENCE;
+    while Arc::strong_count(&everybody) > 1 {
+        assert!(Instant::now() < until, "the bytes are let go of");
+        std::thread::sleep(MS);
+    }
     clients[0].write_all(b"hello, others").expect("written");
     for client in &mut clients[1..] {
         let mut words = [0; 13];
