@@ -21,8 +21,9 @@ use crate::worker::{Answer, Core, Remote, Request};
 
 use super::accept::{Accepting, Listeners};
 use super::datagrams::{Datagrams, Sends};
-use super::link::{Link, Waiter};
+use super::link::Link;
 use super::message::Message;
+use super::question::Reply;
 use super::queue::Queue;
 use super::run::TaskHandler;
 use super::table::Table;
@@ -164,9 +165,9 @@ impl Hub {
         self.with_core(|core| core.requests.push(request));
     }
 
-    /// The listener of that number among the worker's.
-    pub(crate) fn listener(&self, index: usize) -> Option<Rc<Accepting>> {
-        self.listeners.get(index)
+    /// The listener of that number among the worker's, if nobody has taken it yet.
+    pub(crate) fn take_listener(&self, index: usize) -> Option<Rc<Accepting>> {
+        self.listeners.take(index)
     }
 
     /// Is cancelled when the runtime is asked to stop.
@@ -208,27 +209,24 @@ impl Hub {
         while let Some(answer) = self.with_core(|core| core.answers.pop_front()) {
             match answer {
                 Answer::Listening { ticket, result } => self.listeners.bound(self, ticket, result),
-                Answer::Addresses { id, result } => self.control(id, |link| {
-                    link.control.addresses.set(Some(Box::new(result)));
-                    &link.control.waiter
-                }),
-                Answer::Options { id, result } => self.control(id, |link| {
-                    link.control.options.set(Some(Box::new(result)));
-                    &link.control.waiter
-                }),
-                Answer::Fault { id, error } => self.control(id, |link| {
-                    link.control.fault.set(Some(Box::new(error)));
-                    &link.reader
+                Answer::Addresses { id, result } => {
+                    self.tell(id, |link| link.questions.answer(Reply::Addresses(result)));
+                }
+                Answer::Options { id, result } => {
+                    self.tell(id, |link| link.questions.answer(Reply::Options(result)));
+                }
+                Answer::Fault { id, error } => self.tell(id, |link| {
+                    link.fault.set(Some(Box::new(error)));
+                    link.reader.take()
                 }),
                 Answer::DatagramSent { id, token, result } => self.datagrams.done(id, token, result),
             }
         }
     }
 
-    fn control(&self, id: ConnId, tell: impl FnOnce(&Link) -> &Waiter) {
-        if let Some(link) = self.link(id)
-            && let Some(waker) = tell(&link).take()
-        {
+    /// Tells a connection that is not over, and wakes whom that concerns.
+    fn tell(&self, id: ConnId, tell: impl FnOnce(&Link) -> Option<Waker>) {
+        if let Some(waker) = self.link(id).and_then(|link| tell(&link)) {
             waker.wake();
         }
     }

@@ -42,6 +42,8 @@
 //! | `waker.rs` | wakers that are names (the only `unsafe` here) |
 //! | `link.rs` | who waits for a connection |
 //! | `accept.rs` | listeners: who was accepted, who waits for them |
+//! | `question.rs` | questions about a connection: addresses, options |
+//! | `queue.rs` | who waits for room: connections, send buffers |
 //! | `datagrams.rs` | datagrams under way, who waits for them |
 //! | `timers.rs` | timers of tasks |
 //! | `start.rs` | [`block_on`], [`Builder::start_tasks`](crate::Builder::start_tasks) |
@@ -54,6 +56,7 @@ mod hub;
 mod join;
 mod link;
 mod message;
+mod question;
 mod queue;
 mod run;
 mod start;
@@ -73,6 +76,8 @@ pub(crate) use join::panic_text;
 pub use join::{JoinError, JoinHandle};
 pub(crate) use link::{Life, Link, Waiter};
 pub use message::Message;
+pub(crate) use question::{Question, Reply};
+pub(crate) use queue::Place;
 pub(crate) use run::TaskHandler;
 pub use start::{BlockOnError, MainOutcome, block_on};
 

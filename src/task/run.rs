@@ -111,7 +111,7 @@ impl Handler for TaskHandler {
     fn on_accept(&mut self, cx: &mut Cx<'_, Self>, accepted: Accepted) -> Option<Rc<Link>> {
         let link = Rc::new(Link::new(accepted.id, Life::Open, accepted.peer));
         link.ends_on_stop.set(true);
-        let listener = self.hub().listener(accepted.listener)?;
+        let listener = self.hub().listeners.get(accepted.listener)?;
         self.hub().woken.borrow_mut().extend(listener.queue(link.clone()));
         if listener.must_pause() {
             cx.core.requests.push(Request::Accepting { listener: accepted.listener, on: false });
@@ -171,7 +171,7 @@ impl Handler for TaskHandler {
         link.life.set(Life::Over(closed.reason));
         self.wake_reader(&link);
         self.wake_writer(&link);
-        self.hub().woken.borrow_mut().extend(link.control.waiter.take());
+        self.hub().woken.borrow_mut().extend(link.questions.end());
     }
 
     fn on_stop(&mut self, cx: &mut Cx<'_, Self>) {

@@ -83,6 +83,12 @@ impl Acceptor {
         }
     }
 
+    /// Leaves who comes in the queue until told otherwise: the handler does not know of it yet.
+    pub(crate) fn paused(mut self) -> Self {
+        self.paused = true;
+        self
+    }
+
     /// Whether its place can be used again.
     pub(crate) fn is_over(&self) -> bool {
         self.removed
@@ -154,6 +160,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 self.waiting.push_back(waiting);
             }
         }
+    }
+
+    /// Whether a listener is being closed. That takes until its accept operations have ended.
+    pub(super) fn is_unlistening(&self) -> bool {
+        self.acceptors.iter().any(|acceptor| acceptor.closing && !acceptor.removed)
     }
 
     fn acceptor(&self, id: ListenerId) -> Option<usize> {
