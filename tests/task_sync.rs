@@ -393,3 +393,46 @@ fn a_notification_wakes_who_waits_and_is_kept_for_who_comes() {
     })
     .expect("run");
 }
+
+#[test]
+fn a_worker_that_is_behind_is_told_of_and_the_sender_never_waits() {
+    let sim = Sim::new(SimConfig::seeded(5));
+    let room = Broadcast::new();
+    let told = Rc::new(Cell::new((0, 0)));
+    let counting = told.clone();
+    let config = WorkerConfig { mailbox: 4, ..small() };
+    let workers = sim.tasks_on(2, config, &[ListenerConfig::new(server_addr())], move |index| {
+        let told = counting.clone();
+        async move {
+            let joined = move |mut stream: TcpStream| async move {
+                let _member = room.join(stream.id());
+                while stream.recv().await?.is_some() {}
+                Ok::<(), std::io::Error>(())
+            };
+            if index == 0 {
+                sleep(100 * MS).await;
+                // All in one turn, so that the other worker has no chance to read its mailbox.
+                for n in 0..10u8 {
+                    let sent = room.send(vec![n; 10]);
+                    assert_eq!((sent.workers_stopped, sent.here.missed, sent.here.closed), (0, 0, 0));
+                    told.set((told.get().0 + sent.workers, told.get().1 + sent.workers_full));
+                }
+            }
+            Server::new().serve(TcpListener::of_builder(0), joined).await.map(drop)
+        }
+    });
+    let workers = workers.expect("started");
+    let peers: Vec<Peer> = (0..8).map(|_| sim.connect(server_addr())).collect();
+    sim.run_for(SEC);
+    assert_eq!(told.get(), (4, 6));
+    // Worker 0 serves from then on only; those of worker 1 got what fitted, in its order.
+    let there = workers[1].metrics().accepted as usize;
+    let got: Vec<Vec<u8>> = peers.iter().map(Peer::received).collect();
+    let expected: Vec<u8> = (0..4).flat_map(|n| vec![n; 10]).collect();
+    assert!(there > 0, "the seed gives worker 1 somebody");
+    assert_eq!(got.iter().filter(|got| **got == expected).count(), there);
+    assert_eq!(got.iter().filter(|got| got.is_empty()).count(), 8 - there);
+    drop(peers);
+    workers[0].stop(SEC);
+    sim.run_until(5 * SEC, || workers.iter().all(|worker| !worker.is_running())).expect("they end");
+}
