@@ -63,7 +63,7 @@ use on_every_driver;
 
 fn config() -> WorkerConfig {
     let buffers = BufferConfig { size: 1024, count: 256, send_count: 0, ..BufferConfig::default() };
-    WorkerConfig { max_connections: 64, buffers, ..WorkerConfig::default() }
+    WorkerConfig { max_connections: 64, buffers, peer_addresses: true, ..WorkerConfig::default() }
 }
 
 /// `None`, with the reason printed, where the system forbids io_uring.

@@ -4,6 +4,7 @@ use super::*;
 use crate::buffer::Buf;
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{SocketAddr as Name, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,6 +13,7 @@ on_every_driver!(
     a_mebibyte_goes_there_and_back_past_a_slow_reader,
     half_closed_both_ways,
     names_of_both_ends_are_told,
+    a_client_with_a_long_name_is_accepted_and_known,
     a_listener_on_a_path_leaves_its_file_alone,
     a_full_queue_is_an_error_of_its_own_and_the_next_attempt_may_succeed,
     refusals_are_events_and_closing_hides_them,
@@ -235,6 +237,41 @@ fn names_of_both_ends_are_told<D: Driver>(mut driver: D) {
         }
         driver.remove_listener(listening.id);
     }
+    end(driver);
+}
+
+/// Room for its name is nowhere but where it is asked for.
+fn a_client_with_a_long_name_is_accepted_and_known<D: Driver>(mut driver: D) {
+    let directory = Directory::new();
+    let name = abstract_name();
+    let id = listen_unix(&mut driver, &name);
+    let room = 107 - directory.0.as_os_str().len() - 1;
+    let multishot = driver.multishot() != Multishot::Absent;
+    for (round, len) in [1, room].into_iter().enumerate() {
+        let own = directory.name(&"c".repeat(len));
+        let path = own.as_pathname().expect("a path");
+        let socket =
+            socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("a socket");
+        socket.bind(&socket2::SockAddr::unix(path).expect("a name")).expect("bound");
+        let target = name.as_abstract_name().expect("abstract");
+        let target = [&[0], target].concat();
+        let target = std::ffi::OsString::from_vec(target);
+        socket.connect(&socket2::SockAddr::unix(target).expect("a name")).expect("connected");
+        let mode = if round == 1 && multishot { AcceptMode::Multishot } else { AcceptMode::Once };
+        driver.accept(id, mode);
+        let key = key(0, round as u32);
+        match next(&mut driver) {
+            Event::Accepted { socket, peer, .. } => {
+                assert_eq!(peer, None, "not an address of the internet");
+                driver.adopt(key, socket);
+            }
+            other => panic!("{other:?}"),
+        }
+        let ends = driver.addresses(key).expect("both");
+        assert_eq!(unix(&ends.peer.expect("one")).as_pathname(), Some(path));
+        close(&mut driver, key, CloseHow::Fin);
+    }
+    driver.cancel_accept(id);
     end(driver);
 }
 
