@@ -1,4 +1,5 @@
 //! The channels that are re-exported, with the wakers of this runtime: between workers, and from foreign threads.
+#![cfg(target_os = "linux")]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! The server of tasks on the real kernel: the end, the limits, what is counted and told.
+#![cfg(target_os = "linux")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream as Std};

@@ -1,4 +1,5 @@
 //! What tasks share: permits, tokens, groups and broadcasts, in runtimes and in simulated ones.
+#![cfg(target_os = "linux")]
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
