@@ -3,6 +3,7 @@
 //! `life.rs`: connections, listeners and the driver itself, from their making to their end. `receive.rs`:
 //! receiving, with much data waiting, without a buffer, cancelled. `submit.rs`: sends, waits and wakes.
 
+mod datagram;
 mod life;
 mod receive;
 mod submit;

@@ -3,6 +3,7 @@
 //! `life.rs`: connections and the driver itself, from their making to their end. `receive.rs`: multishot
 //! receives. `guard.rs`: memory that the kernel must not touch. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
 
+mod datagram;
 mod guard;
 mod life;
 mod receive;
