@@ -14,6 +14,13 @@ pub(super) enum Kind {
     Run(Box<dyn FnOnce() + Send>),
 }
 
+impl Message {
+    /// Runs something among the tasks of the worker that it is sent to.
+    pub(crate) fn run(run: impl FnOnce() + Send + 'static) -> Self {
+        Self(Kind::Run(Box::new(run)))
+    }
+}
+
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
