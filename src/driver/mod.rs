@@ -60,8 +60,6 @@
 //! The numbered SAFETY invariants that every `unsafe` block refers to are in `SAFETY.md`.
 
 mod datagram;
-#[cfg(all(test, target_os = "linux"))]
-mod datagram_tests;
 #[cfg(target_os = "linux")]
 pub(crate) mod epoll;
 mod event;

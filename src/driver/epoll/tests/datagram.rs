@@ -1,7 +1,7 @@
 //! Datagram sockets, as all drivers have them.
 
 use super::*;
-use crate::driver::datagram_tests::{self as scenarios, Bed};
+use crate::driver::tests::datagram::{self as scenarios, Bed};
 
 fn bed() -> Bed<EpollDriver> {
     Bed::new(driver(&WorkerConfig { buffers: scenarios::buffers(), ..config() }))
