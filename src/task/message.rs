@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::spawner::Order;
 use super::waker::TaskName;
 
 /// A message between the workers of a runtime that runs tasks. Nothing of it is for users.
@@ -10,15 +11,15 @@ pub struct Message(pub(super) Kind);
 pub(super) enum Kind {
     /// Poll a task.
     Wake(TaskName),
-    /// Run this among the tasks; it will spawn one.
-    Run(Box<dyn FnOnce() + Send>),
+    /// Make a task of this.
+    Begin(Box<dyn Order>),
 }
 
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Kind::Wake(_) => "Wake",
-            Kind::Run(_) => "Run",
+            Kind::Begin(_) => "Begin",
         })
     }
 }
