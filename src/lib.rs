@@ -43,6 +43,8 @@
 //! | `buffer` | memory: the arena and its leases ([`Buf`], [`Payload`]) |
 //! | `config` | what can be set: [`WorkerConfig`], [`ListenerConfig`], [`SocketOptions`] |
 //! | `metrics` | counters: [`Metrics`], [`Snapshot`] |
+//! | `server` | [`Server`]: accept loop, limits, drain and report for tasks |
+//! | [`sync`] | between tasks: permits, notifications, tokens, broadcasts |
 //! | [`sim`] | a simulated kernel with a virtual clock and a seed, for testing handlers |
 //!
 //! Dependencies point downwards only: runtime → worker → driver → buffer. `unsafe` code is in
@@ -56,7 +58,9 @@ mod handler;
 mod metrics;
 pub mod net;
 mod runtime;
+mod server;
 pub mod sim;
+pub mod sync;
 pub mod task;
 pub mod time;
 mod worker;
@@ -77,4 +81,6 @@ pub use metrics::{Metrics, Snapshot};
 pub use runtime::{
     Builder, ListenerInfo, Runtime, RuntimeError, RuntimeInfo, ShutdownReport, StartError, WorkerInfo,
 };
+pub use server::{HandlerFailure, Listen, Listening, ServeError, Server, ServerReport};
+pub use sync::ShutdownToken;
 pub use worker::{Remote, RemoteError};

@@ -22,7 +22,7 @@ impl Drops {
     }
 
     fn seen(&self) -> u32 {
-        self.0.0.get()
+        self.0.get()
     }
 }
 
@@ -114,7 +114,7 @@ fn an_abort_of_a_finished_task_changes_nothing() {
 #[test]
 fn a_panic_is_the_tasks_own_and_its_text_is_in_the_error() {
     block_on(async {
-        let error = spawn(async { panic!("number {}", 7) }).await.map(|()| ()).expect_err("it panicked");
+        let error = spawn(async { std::panic::panic_any(String::from("number 7")) }).await.map(|_: ()| ()).expect_err("it panicked");
         assert!(error.is_panic());
         assert_eq!(error.to_string(), "the task panicked: number 7");
         let panic = error.try_into_panic().expect("what it panicked with");
@@ -145,7 +145,9 @@ fn a_panic_while_a_future_is_dropped_is_the_tasks_own() {
         assert_eq!(error.to_string(), "the task panicked: dropped by an abort");
 
         // One that is dropped after its last poll.
-        struct Owner(Option<PanicsWhenDropped>);
+        struct Owner {
+            _bomb: PanicsWhenDropped,
+        }
         impl Future for Owner {
             type Output = u8;
             fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<u8> {
@@ -153,7 +155,7 @@ fn a_panic_while_a_future_is_dropped_is_the_tasks_own() {
             }
         }
         let error =
-            spawn(Owner(Some(PanicsWhenDropped("dropped at its end")))).await.expect_err("it panicked");
+            spawn(Owner { _bomb: PanicsWhenDropped("dropped at its end") }).await.expect_err("it panicked");
         assert_eq!(error.to_string(), "the task panicked: dropped at its end");
 
         // An outcome that nobody waits for.

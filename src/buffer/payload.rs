@@ -81,6 +81,22 @@ impl Payload {
         }
     }
 
+    /// The same bytes in a form that is cloned without copying them.
+    pub(crate) fn into_shareable(self) -> Self {
+        match self.bytes {
+            Bytes::Free(Detached::Owned(_)) => Self::from(self.into_shared()),
+            _ => self,
+        }
+    }
+
+    /// The bytes not yet sent, shared; copied unless they are already.
+    pub(crate) fn into_shared(self) -> Arc<[u8]> {
+        match self.bytes {
+            Bytes::Free(Detached::Shared(bytes)) if self.start == 0 => bytes,
+            _ => Arc::from(self.as_slice()),
+        }
+    }
+
     /// The lease (what is unsent of it), when that is what this payload is.
     pub(crate) fn into_lease(self) -> Option<Buf> {
         match self.bytes {

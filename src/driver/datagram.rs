@@ -35,6 +35,7 @@ pub struct DatagramConfig {
     /// `SO_BROADCAST`.
     pub broadcast: bool,
     /// Whether the kernel may join datagrams of one sender (`UDP_GRO`, Linux 5.0).
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "it may: nobody else does"))]
     pub gro: bool,
     /// `SO_RCVBUF` in bytes.
     pub recv_buffer: Option<u32>,

@@ -46,6 +46,17 @@
 //!    one busy connection does not hide the others.
 //! 6. A full submission or completion queue loses nothing.
 //!
+//! # Numbers of listeners
+//!
+//! A [`ListenerId`] is used again, so that a program may bind and drop listeners for ever. The rule is that of
+//! the slots: **a number is vacant when its listener was removed and no accept operation of it is armed**, and
+//! an operation is armed until its last event was taken by [`next_event`](Driver::next_event). So no event that
+//! names a number can come after the number was given to another listener. The worker's part: it calls
+//! [`remove_listener`](Driver::remove_listener) when it has taken the last event of every accept, and does not
+//! use the number from then on. (A driver keeps to its part even if the worker does not: a number whose accepts
+//! have not ended is not given out.) Besides, io_uring's completions and epoll's readiness carry how often the number was given
+//! before, and what is late is dropped. At most [`MAX_LISTENERS`] are open at a time.
+//!
 //! The numbered SAFETY invariants that every `unsafe` block refers to are in `SAFETY.md`.
 
 mod datagram;
@@ -63,7 +74,9 @@ pub(crate) mod uring;
 pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 
 pub use datagram::{Address, Datagram, DatagramConfig, Received};
-pub(crate) use datagram::{CONTROL_ROOM, DATAGRAM_SENDS, NAME_ROOM, PRELUDE, name_of};
+#[cfg(target_os = "linux")]
+pub(crate) use datagram::{CONTROL_ROOM, NAME_ROOM, name_of};
+pub(crate) use datagram::{DATAGRAM_SENDS, PRELUDE};
 pub(crate) use setup::{DriverInfo, FD_RESERVE};
 pub use setup::{Feature, SetupError};
 
@@ -86,6 +99,15 @@ pub(crate) type NativeListener = iocp::IocpListener;
 /// Largest number of connections of one driver: slot numbers have 24 bits wherever they travel with an
 /// operation.
 pub(crate) const MAX_SLOTS: u32 = 1 << 24;
+
+/// Listeners that one driver has at most at a time.
+pub(crate) const MAX_LISTENERS: usize = 1 << 16;
+
+/// The error of one listener too many.
+pub(crate) fn too_many_listeners() -> io::Error {
+    let text = format!("a worker has {MAX_LISTENERS} listeners at most");
+    io::Error::new(io::ErrorKind::QuotaExceeded, text)
+}
 
 /// Payloads that a chain given to [`send`](Driver::send) has at most, so that a driver can reserve room
 /// for their vectors.
@@ -124,7 +146,7 @@ pub trait Driver: Sized {
     /// Takes over a listener; nothing is accepted until [`accept`](Self::accept).
     ///
     /// # Errors
-    /// When the system refuses to register it.
+    /// When the system refuses to register it, or [`MAX_LISTENERS`] are there.
     fn add_listener(&mut self, listener: Self::Listener) -> io::Result<ListenerId>;
 
     /// What [`AcceptMode::Multishot`] can do here.
@@ -136,7 +158,9 @@ pub trait Driver: Sized {
     /// Cancels all accept operations of a listener; each still ends with an event of its own.
     fn cancel_accept(&mut self, listener: ListenerId);
 
-    /// Closes a listener. The worker calls it when no accept operation is armed.
+    /// Closes a listener; whoever waits in its queue is turned away. The worker calls it when no accept operation
+    /// is armed. The number may belong to another listener as soon as one is added: see the module's
+    /// documentation.
     fn remove_listener(&mut self, listener: ListenerId);
 
     /// Binds an accepted socket to a connection.
@@ -166,7 +190,12 @@ pub trait Driver: Sized {
         let _ = (key, token, datagram);
     }
 
-    /// Starts an outgoing connection to a Unix stream socket; `Connected` follows.
+    /// Starts an outgoing connection to a Unix stream socket; `Connected` follows. What is local takes no time: it
+    /// is made or refused at once, and a listener whose queue is full is not waited for (`ResourceBusy`).
+    ///
+    /// From then on it is a connection like any other, and so is one that was accepted from a Unix listener, except
+    /// that [`CloseHow::Reset`] is a plain close: Linux cannot disconnect a Unix stream. (A peer of which unread
+    /// data was thrown away with it sees a reset.)
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -176,10 +205,13 @@ pub trait Driver: Sized {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Binds a listener and takes it over; nothing is accepted until [`accept`](Self::accept).
+    /// Binds a listener and takes it over; nothing is accepted until [`accept`](Self::accept). It is tried once,
+    /// without waiting for an address that is in use. The file of a Unix listener is neither removed before
+    /// (`EADDRINUSE` if there is one) nor after.
     ///
     /// # Errors
-    /// When the system refuses; nothing is left then.
+    /// When the system refuses, or [`MAX_LISTENERS`] are there; nothing is left then, except that the file of a Unix
+    /// listener may be.
     fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
         let _ = config;
         Err(io::ErrorKind::Unsupported.into())
@@ -188,16 +220,18 @@ pub trait Driver: Sized {
     /// The addresses of both ends of an open connection or datagram socket. Costs some system calls.
     ///
     /// # Errors
-    /// Of the system; `Unsupported` where a descriptor of a ring's own table cannot be asked (before Linux 6.8).
+    /// Of the system; `NotConnected` of a connection that is not open (or has no socket yet); `Unsupported` where a
+    /// descriptor of a ring's own table cannot be asked (before Linux 6.8).
     fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
         let _ = key;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Sets the options of an open connection that are given. Costs some system calls.
+    /// Sets the options of an open connection that are given, and `nodelay` either way; of one that is not TCP
+    /// only the buffers' sizes. Costs some system calls.
     ///
     /// # Errors
-    /// As [`addresses`](Self::addresses).
+    /// As [`addresses`](Self::addresses); `InvalidInput` for a value out of its range, before anything is set.
     fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
         let _ = (key, options);
         Err(io::ErrorKind::Unsupported.into())
@@ -268,7 +302,7 @@ pub struct Listening {
 pub struct Addresses {
     /// This end.
     pub local: Address,
-    /// The other end; none of an unconnected datagram socket.
+    /// The other end; none of an unconnected datagram socket, and of a connection that is gone.
     pub peer: Option<Address>,
 }
 
@@ -301,3 +335,7 @@ pub(crate) trait Native: Driver<Listener = NativeListener> {
         memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError>;
 }
+
+#[cfg(test)]
+#[cfg(any(target_os = "linux", windows))]
+mod tests;

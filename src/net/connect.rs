@@ -3,12 +3,13 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::buffer::BufMut;
 use crate::handler::{ConnId, ConnectError, ConnectErrorKind};
-use crate::task::{Hub, Life, Link, TaskCore};
+use crate::task::{Hub, Life, Link, Place, TaskCore};
 use crate::time::{sleep, timeout};
 
 use super::error;
@@ -17,29 +18,50 @@ use super::stream::Stream;
 /// How often the runtime's total is looked at: nobody tells when another worker makes room.
 const RECHECK: Duration = Duration::from_millis(50);
 
-/// Makes an outgoing connection, with what `begin` begins.
+/// The shortest time limit of a connection.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// Makes an outgoing connection within `limit`, with what `begin` begins when told how much time is left.
 pub(super) async fn stream(
+    peer: Option<SocketAddr>,
     limit: Duration,
-    begin: impl Fn(&mut TaskCore, Rc<Link>) -> Result<ConnId, ConnectError<Rc<Link>>>,
+    begin: impl Fn(&mut TaskCore, Duration, Rc<Link>) -> Result<ConnId, ConnectError<Rc<Link>>>,
 ) -> io::Result<Stream> {
     let hub = Hub::current();
     let nobody = ConnId { worker: 0, slot: 0, generation: 0 };
-    let link = Rc::new(Link::new(nobody, Life::Opening, None));
+    let link = Rc::new(Link::new(nobody, Life::Opening, peer));
+    let started = hub.now();
     let mut refusal = None;
     let waiting = async {
+        let mut place: Option<Place<'_>> = None;
         loop {
-            let kind = match hub.with_core(|core| begin(core, link.clone())) {
-                Ok(id) => return Ok(id),
-                Err(refused) => refused.kind,
+            if let Some(place) = &mut place {
+                poll_fn(|cx| place.poll(cx)).await;
+            }
+            let waited = hub.now().since(started);
+            // Somebody who is called at the last moment may still try.
+            let left = if waited.is_zero() { limit } else { limit.saturating_sub(waited).max(LEAST) };
+            let room = hub.with_core(|core| core.table.room() as usize);
+            // Without room it is tried all the same: what cannot be at all is said at once.
+            let kind = if place.is_some() || room == 0 || hub.vacancies.may_pass(room) {
+                match hub.with_core(|core| begin(core, left, link.clone())) {
+                    Ok(id) => return Ok(id),
+                    Err(refused) => refused.kind,
+                }
+            } else {
+                ConnectErrorKind::WorkerFull
             };
             match kind {
                 ConnectErrorKind::WorkerFull => {
                     refusal = Some(kind);
-                    let mut place = hub.vacancies.wait();
-                    poll_fn(|cx| place.poll(cx)).await;
+                    match &mut place {
+                        Some(place) => place.again(),
+                        None => place = Some(hub.vacancies.wait()),
+                    }
                 }
                 ConnectErrorKind::RuntimeFull => {
                     refusal = Some(kind);
+                    place = None;
                     sleep(RECHECK).await;
                 }
                 _ => return Err(error::of_connect(kind)),
@@ -79,12 +101,22 @@ pub(super) async fn stream(
 pub async fn alloc(limit: Duration) -> io::Result<BufMut> {
     let hub = Hub::current();
     let waiting = async {
+        let mut place: Option<Place<'_>> = None;
         loop {
-            if let Some(buffer) = hub.with_core(|core| core.alloc()) {
+            let may_try = match &mut place {
+                Some(place) => {
+                    poll_fn(|cx| place.poll(cx)).await;
+                    true
+                }
+                None => hub.buffers.may_pass(hub.with_core(|core| core.memory.pool.sendable() as usize)),
+            };
+            if may_try && let Some(buffer) = hub.with_core(|core| core.alloc()) {
                 return buffer;
             }
-            let mut place = hub.buffers.wait();
-            poll_fn(|cx| place.poll(cx)).await;
+            match &mut place {
+                Some(place) => place.again(),
+                None => place = Some(hub.buffers.wait()),
+            }
         }
     };
     timeout(limit, waiting).await.map_err(|_| {

@@ -12,7 +12,7 @@ use crate::handler::{CloseReason, ConnId, Taken};
 use crate::task::{Hub, Life, Link, Sends};
 use crate::worker::{Opening, Request};
 
-use super::error;
+use super::{error, stream};
 
 /// Opening a datagram socket waits for nothing but the worker's turn.
 const OPENING: Duration = Duration::from_secs(10);
@@ -42,20 +42,8 @@ impl Port {
         let unknown = io::Error::from(io::ErrorKind::Unsupported);
         let mut port = Self { hub, link, sends, addresses: Err(unknown) };
         poll_fn(|cx| port.link.poll_open(cx)).await.map_err(error::of_close)?;
-        port.hub.request(Request::Addresses(id));
-        port.addresses = poll_fn(|cx| port.poll_addresses(cx)).await;
+        port.addresses = stream::addresses(&port.hub, &port.link).await;
         Ok(port)
-    }
-
-    fn poll_addresses(&self, cx: &Context<'_>) -> Poll<io::Result<Addresses>> {
-        if let Some(answer) = self.link.control.addresses.take() {
-            return Poll::Ready(*answer);
-        }
-        if let Life::Over(reason) = self.link.life.get() {
-            return Poll::Ready(Err(error::of_close(reason)));
-        }
-        self.link.control.waiter.set(cx);
-        Poll::Pending
     }
 
     /// The next datagram, or an error that the system reports of an earlier one.
@@ -68,7 +56,7 @@ impl Port {
                 let received = Received::parse(buf);
                 Poll::Ready(received.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData)))
             }
-            Some(_) => match self.link.control.fault.take() {
+            Some(_) => match self.link.fault.take() {
                 Some(fault) => {
                     self.hub.request(Request::FaultTaken(id));
                     Poll::Ready(Err(*fault))

@@ -34,6 +34,22 @@ pub(super) fn of_connect(kind: ConnectErrorKind) -> io::Error {
     io::Error::new(of, kind.to_string())
 }
 
+/// Whether an error says, by itself or as its cause, that the runtime or a server is shutting down.
+pub(crate) fn is_shutdown(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let ended = match error.downcast_ref::<io::Error>() {
+            Some(error) => error.get_ref().and_then(|inner| inner.downcast_ref::<Ended>()),
+            None => error.downcast_ref::<Ended>(),
+        };
+        if ended.is_some_and(|ended| ended.0 == CloseReason::Shutdown) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
 /// The error of a wish that cannot be.
 pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)

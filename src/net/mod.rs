@@ -16,6 +16,7 @@ mod udp;
 mod unix_datagram;
 
 pub use connect::alloc;
+pub(crate) use error::is_shutdown;
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use tcp::{TcpListener, TcpStream};
 pub use udp::{UdpConfig, UdpDatagram, UdpSender, UdpSocket};

@@ -10,8 +10,7 @@ use crate::buffer::{Buf, Payload};
 use crate::config::SocketOptions;
 use crate::driver::Addresses;
 use crate::handler::{CloseReason, SendError, SendErrorKind, Taken};
-use crate::task::{Hub, Life, Link, TaskCore};
-use crate::worker::Request;
+use crate::task::{Hub, Life, Link, Question, Reply, TaskCore};
 
 use super::error;
 
@@ -47,13 +46,14 @@ impl Stream {
             Some(Taken::Data(buf)) => Ok(Some(buf)),
             Some(Taken::End) => Ok(None),
             Some(Taken::Failed(reason)) => Err(error::of_close(reason)),
-            Some(Taken::Nothing) if self.link.ends_on_stop.get() && self.hub.is_stopping() => {
+            Some(Taken::Nothing) if self.link.is_to_end(self.hub.is_stopping()) => {
                 Err(error::of_close(CloseReason::Shutdown))
             }
             Some(Taken::Nothing) => return None,
-            None => match self.over() {
-                CloseReason::Eof => Ok(None),
-                reason => Err(error::of_close(reason)),
+            None => match (self.link.take_kept(), self.over()) {
+                (Some(kept), _) => Ok(Some(kept)),
+                (None, CloseReason::Eof) => Ok(None),
+                (None, reason) => Err(error::of_close(reason)),
             },
         })
     }
@@ -76,16 +76,28 @@ impl Stream {
 
     /// Another lease on what `poll_recv` would give.
     pub(super) fn poll_peek(&self, cx: &Context<'_>) -> Poll<io::Result<Option<Buf>>> {
+        ready!(self.hub.poll_budget(cx));
         if let Some(buf) = self.with(|core, slot| core.peek(slot)).flatten() {
             return Poll::Ready(Ok(Some(buf)));
         }
-        // Nothing is there that this could take.
-        self.poll_recv(cx)
+        let next = ready!(self.poll_recv(cx));
+        if let Ok(Some(buf)) = &next {
+            // Of a connection that is over.
+            self.put_back(buf.clone());
+        }
+        Poll::Ready(next)
     }
 
     /// Puts back what was taken and not used.
     fn put_back(&self, buf: Buf) {
-        self.with(|core, slot| core.put_back(slot, buf));
+        if buf.is_empty() {
+            return;
+        }
+        let mut rest = Some(buf);
+        self.with(|core, slot| rest = rest.take().and_then(|buf| core.put_back(slot, buf)));
+        if let Some(buf) = rest {
+            self.link.keep(buf);
+        }
     }
 
     /// Moves at most `room.len()` bytes of `buf` to its front, and puts the rest back.
@@ -210,6 +222,8 @@ impl Stream {
                 Poll::Pending
             }
             Some(Err(reason)) => Poll::Ready(Err(error::of_close(reason))),
+            // Both sides had finished, which is when everything was sent.
+            None if self.over() == CloseReason::Eof => Poll::Ready(Ok(())),
             None => Poll::Ready(Err(error::of_close(self.over()))),
         }
     }
@@ -235,29 +249,25 @@ impl Stream {
 
     /// Asks the system for both addresses.
     pub(super) async fn addresses(&self) -> io::Result<Addresses> {
-        self.hub.request(Request::Addresses(self.link.id.get()));
-        poll_fn(|cx| self.poll_control(cx, || self.link.control.addresses.take())).await
+        addresses(&self.hub, &self.link).await
     }
 
     pub(super) async fn set_options(&self, options: &SocketOptions) -> io::Result<()> {
         options.check().map_err(error::invalid)?;
-        self.hub.request(Request::SetOptions(self.link.id.get(), Box::new(options.clone())));
-        poll_fn(|cx| self.poll_control(cx, || self.link.control.options.take())).await
+        let question = Question::options(&self.hub, &self.link, options);
+        match poll_fn(|cx| question.poll(cx)).await.map_err(error::of_close)? {
+            Reply::Options(result) => result,
+            Reply::Addresses(_) => unreachable!("answers come in the order of the questions"),
+        }
     }
+}
 
-    fn poll_control<T>(
-        &self,
-        cx: &Context<'_>,
-        take: impl Fn() -> Option<Box<io::Result<T>>>,
-    ) -> Poll<io::Result<T>> {
-        if let Some(answer) = take() {
-            return Poll::Ready(*answer);
-        }
-        if let Life::Over(reason) = self.link.life.get() {
-            return Poll::Ready(Err(error::of_close(reason)));
-        }
-        self.link.control.waiter.set(cx);
-        Poll::Pending
+/// Asks the system for both addresses of a connection.
+pub(super) async fn addresses(hub: &Hub, link: &Link) -> io::Result<Addresses> {
+    let question = Question::addresses(hub, link);
+    match poll_fn(|cx| question.poll(cx)).await.map_err(error::of_close)? {
+        Reply::Addresses(result) => result,
+        Reply::Options(_) => unreachable!("answers come in the order of the questions"),
     }
 }
 
@@ -288,8 +298,15 @@ impl Future for RecvExact<'_> {
         while this.filled < this.room.len() {
             match ready!(this.stream.poll_recv(cx)) {
                 Ok(Some(buf)) => this.filled += this.stream.move_some(buf, &mut this.room[this.filled..]),
-                Ok(None) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
-                Err(error) => return Poll::Ready(Err(error)),
+                Ok(None) => {
+                    // Now, not when this is dropped: what waits to be received keeps the connection.
+                    this.put_back();
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
+                Err(error) => {
+                    this.put_back();
+                    return Poll::Ready(Err(error));
+                }
             }
         }
         this.filled = 0;
@@ -298,10 +315,17 @@ impl Future for RecvExact<'_> {
     }
 }
 
+impl RecvExact<'_> {
+    fn put_back(&mut self) {
+        let filled = std::mem::take(&mut self.filled);
+        if filled > 0 {
+            self.stream.put_back(Buf::copied(&self.room[..filled]));
+        }
+    }
+}
+
 impl Drop for RecvExact<'_> {
     fn drop(&mut self) {
-        if self.filled > 0 {
-            self.stream.put_back(Buf::copied(&self.room[..self.filled]));
-        }
+        self.put_back();
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::config::{ConnectConfig, ListenerConfig, SocketOptions};
 use crate::driver::{Address, ListenConfig};
-use crate::task::{Accepting, Binding, Hub};
+use crate::task::{Accepting, Binding, Hub, TaskCore};
 
 use super::connect;
 use super::error::invalid;
@@ -61,13 +61,13 @@ impl TcpListener {
     }
 
     /// The listener that the runtime was built with: number `index` of [`Builder::listen`](crate::Builder::listen), this worker's
-    /// share of it. `None` when there is none of that number, or it was dropped.
+    /// share of it. `None` when there is none of that number, or it was taken before.
     ///
     /// # Panics
     /// Outside of a task.
     pub fn of_builder(index: usize) -> Option<Self> {
         let hub = Hub::current();
-        let accepting = hub.listener(index)?;
+        let accepting = hub.take_listener(index)?;
         Some(Self { hub, accepting })
     }
 
@@ -84,7 +84,11 @@ impl TcpListener {
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
         self.accepting
             .poll_accept(&self.hub, cx)
-            .map_ok(|link| TcpStream { peer: link.peer, stream: Stream::new(self.hub.clone(), link) })
+            .map_ok(|link| TcpStream { stream: Stream::new(self.hub.clone(), link) })
+    }
+
+    pub(crate) fn accepting(&self) -> &Rc<Accepting> {
+        &self.accepting
     }
 
     /// Its address, with the port that the system chose.
@@ -129,8 +133,6 @@ impl Drop for TcpListener {
 /// ```
 pub struct TcpStream {
     stream: Stream,
-    /// Whom it was connected to, or who was accepted, where that is known.
-    peer: Option<SocketAddr>,
 }
 
 impl TcpStream {
@@ -149,14 +151,20 @@ impl TcpStream {
         C: TryInto<ConnectConfig, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
     {
         let config = config.try_into().map_err(invalid)?;
-        let (peer, limit) = (config.target, config.timeout);
-        let stream = connect::stream(limit, |core, link| core.connect(config.clone(), link)).await?;
-        Ok(Self { stream, peer: Some(peer) })
+        let begin = |core: &mut TaskCore, left, link| {
+            core.connect(ConnectConfig { timeout: left, ..config.clone() }, link)
+        };
+        Ok(Self { stream: connect::stream(Some(config.target), config.timeout, begin).await? })
     }
 
     reading!(stream);
     writing!(stream);
     connection!(stream);
+
+    /// The peer's address, where it came with the accepted connection.
+    pub(crate) fn accepted_from(&self) -> Option<SocketAddr> {
+        self.stream.link.peer
+    }
 
     /// The peer's address. Known at once on outgoing connections, and on accepted ones where
     /// [`peer_addresses`](crate::WorkerConfig::peer_addresses) is on; else the system is asked, which
@@ -165,7 +173,7 @@ impl TcpStream {
     /// # Errors
     /// When the connection has ended; when the system cannot tell.
     pub async fn peer_addr(&self) -> io::Result<SocketAddr> {
-        if let Some(peer) = self.peer {
+        if let Some(peer) = self.stream.link.peer {
             return Ok(peer);
         }
         inet(self.stream.addresses().await?.peer)
@@ -179,7 +187,8 @@ impl TcpStream {
         inet(Some(self.stream.addresses().await?.local))
     }
 
-    /// Sets the socket's options, all of them. Those of a listener are inherited by what it accepts at no cost; this
+    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is. Those
+    /// of a listener are inherited by what it accepts at no cost; this
     /// takes some system calls (with direct descriptors Linux 6.8).
     ///
     /// # Errors
@@ -226,7 +235,7 @@ impl TcpStream {
     /// # Errors
     /// [`ReuniteError`] with both when they are not of one stream.
     pub fn reunite(from: OwnedReadHalf, to: OwnedWriteHalf) -> Result<Self, ReuniteError> {
-        split::reunite(from, to).map(|stream| Self { peer: stream.link.peer, stream })
+        split::reunite(from, to).map(|stream| Self { stream })
     }
 }
 

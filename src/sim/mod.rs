@@ -56,7 +56,7 @@
 //! A [`Sim`] is a world with a clock and a network. In it are *workers* ([`Sim::worker`],
 //! [`Sim::workers`]), which run your handlers on the addresses of your listeners, and *peers*, foreign
 //! programs that your test plays: clients ([`Sim::connect`], [`Sim::connect_from`]) and servers
-//! ([`Sim::listen`]) for what your handlers connect to. Hosts are told apart by their IP addresses; a
+//! ([`Sim::listen`]) for what your handlers connect to, and sockets for datagrams ([`Sim::datagram`]). Hosts are told apart by their IP addresses; a
 //! worker's host is that of its first listener. Time passes only in [`Sim::run_for`],
 //! [`Sim::run_until`] and [`Sim::calm_until`].
 //!
@@ -84,6 +84,18 @@
 //!
 //! A worker for tests should be small (`max_connections`, `buffers`, `mailbox`): its limits are met
 //! then, and a world costs microseconds to make instead of milliseconds.
+//!
+//! # Datagrams
+//!
+//! UDP sockets of workers reach each other and [`DatagramPeer`]s. Without faults every datagram arrives once, in
+//! the order of its socket, if the receiver has room: each takes its bytes and 256 more of
+//! [`UdpConfig::recv_buffer`](crate::net::UdpConfig::recv_buffer) (of [`SimConfig::socket_buffer`] if that is not
+//! given), and what finds no room is dropped, as Linux does. Where nobody has the address, a *connected* sender
+//! is told so once, after the time of both ways (`ConnectionRefused` of the next send or receive). Partitions and
+//! stalls swallow datagrams. A send of segments is cut. Who binds to any address is bound to the worker's host,
+//! or, if the worker has none, to a host of its own. A socket that is closed may take with it what it was just
+//! given to send. Unix datagram sockets are refused (`Unsupported`); broadcast and multicast reach nobody, and no
+//! datagrams are joined (`UDP_GRO`).
 //!
 //! # Safety and liveness
 //!
@@ -135,6 +147,10 @@
 //! | [`Partition`](Fault::Partition), [`Sim::partition`] and its like | – | the same for an address, between two hosts, or one way; resets are lost and not repeated; after 15 minutes ETIMEDOUT | has time limits |
 //! | [`Reset`](Fault::Reset), [`Peer::reset`] | [`reset`](Faults::reset) | RST from a middlebox or the peer: data before it is delivered first, then ECONNRESET (once; a later send gets EPIPE) | closes |
 //! | [`TimedOut`](Fault::TimedOut) | [`timed_out`](Faults::timed_out) | ETIMEDOUT of keepalive or `TCP_USER_TIMEOUT`; the other end learns nothing until it sends | closes |
+//! | [`DatagramLoss`](Fault::DatagramLoss) | [`datagram_loss`](Faults::datagram_loss) | UDP: nobody repeats it | asks again |
+//! | [`DatagramDuplicate`](Fault::DatagramDuplicate) | [`datagram_duplicate`](Faults::datagram_duplicate) | UDP: two copies arrive, such as over two paths | knows what it has had |
+//! | [`DatagramReorder`](Fault::DatagramReorder) | [`datagram_reorder`](Faults::datagram_reorder) | UDP: a longer path, another queue of a network card | does not count on an order |
+//! | [`DatagramError`](Fault::DatagramError) | [`datagram_error`](Faults::datagram_error) | ENOBUFS or ENOMEM of `sendmsg(2)` | takes it for a loss |
 //! | [`Pause`](Fault::Pause) | [`pause`](Faults::pause) | the thread is not scheduled, or stopped in a debugger | is late |
 //! | [`ClockJump`](Fault::ClockJump) | [`clock_jump`](Faults::clock_jump) | a virtual machine that was frozen: `CLOCK_MONOTONIC` leaps forward, never back; everything of that time is due at once | does not take it for silence of one peer |
 //! | [`SimConfig::memory_limit`] | – | ENOMEM of `mmap(2)` for the buffers | is told at start |
@@ -143,10 +159,11 @@
 //!
 //! Bandwidth, congestion control and real loss patterns; keepalive, `TCP_USER_TIMEOUT` and all other
 //! socket options (a [`TimedOut`](Fault::TimedOut) stands for what they do); `TIME_WAIT` and addresses in
-//! use; urgent data; datagrams; signals; processor time beyond [`SimConfig::turn_time`]; a heap that
+//! use; urgent data; signals; processor time beyond [`SimConfig::turn_time`]; a heap that
 //! refuses memory (Rust ends the process then). A client gets the same listener of a group that shares
 //! an address every time; which one is the seed's choice, not Linux's hash.
 
+mod datagram;
 mod explore;
 mod peer;
 mod run;
@@ -160,6 +177,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use crate::driver::sim::{Fault, Faults, Shortage, When};
+pub use datagram::DatagramPeer;
 pub use explore::{Exploration, Explored, Failure, seeds};
 pub use peer::{Peer, PeerListener};
 pub use stuck::{Stuck, StuckReason};

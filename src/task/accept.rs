@@ -24,6 +24,8 @@ pub(crate) struct Accepting {
     pub(crate) local: Address,
     pending: RefCell<VecDeque<Rc<Link>>>,
     paused: Cell<bool>,
+    /// One of the runtime's that somebody has taken.
+    taken: Cell<bool>,
     waiter: Waiter,
 }
 
@@ -34,6 +36,7 @@ impl Accepting {
             local,
             pending: RefCell::default(),
             paused: Cell::new(false),
+            taken: Cell::new(false),
             waiter: Waiter::default(),
         })
     }
@@ -69,6 +72,18 @@ impl Accepting {
     /// Whether so many wait that accepting is to pause; true once.
     pub(super) fn must_pause(&self) -> bool {
         self.pending.borrow().len() >= MOST_PENDING && !self.paused.replace(true)
+    }
+
+    /// Has at most so many accepted, those included that no task has taken, until [`accept_more`](Self::accept_more)
+    /// says that some are gone.
+    pub(crate) fn limit(&self, hub: &Hub, most: u32) {
+        let left = i64::from(most) - self.pending.borrow().len() as i64;
+        hub.request(Request::LimitAccepting { listener: self.index, left });
+    }
+
+    /// So many of those who were accepted are gone.
+    pub(crate) fn accept_more(&self, hub: &Hub, count: u32) {
+        hub.request(Request::AcceptMore { listener: self.index, count });
     }
 
     /// Stops listening; who was accepted and not taken is closed.
@@ -111,6 +126,11 @@ impl Listeners {
         self.all.borrow().get(index)?.clone()
     }
 
+    /// One that the worker was started with, if nobody has taken it yet.
+    pub(super) fn take(&self, index: usize) -> Option<Rc<Accepting>> {
+        self.get(index).filter(|listener| !listener.taken.replace(true))
+    }
+
     fn forget(&self, index: usize) {
         if let Some(place) = self.all.borrow_mut().get_mut(index) {
             *place = None;
@@ -138,6 +158,7 @@ impl Listeners {
     pub(super) fn bound(&self, hub: &Hub, number: u64, result: io::Result<(usize, Address)>) {
         let listener = result.map(|(index, local)| {
             let listener = Accepting::new(index, local);
+            listener.taken.set(true);
             let mut all = self.all.borrow_mut();
             if all.len() <= index {
                 all.resize(index + 1, None);
@@ -152,6 +173,9 @@ impl Listeners {
         };
         match (found, listener) {
             (Some(ticket), listener) => {
+                if let Ok(listener) = &listener {
+                    hub.request(Request::Accepting { listener: listener.index, on: true });
+                }
                 ticket.bound.set(Some(listener));
                 if let Some(waker) = ticket.waiter.take() {
                     waker.wake();

@@ -17,13 +17,15 @@ use std::task::{Context, Poll, Waker};
 use crate::clock::Time;
 use crate::handler::{CloseReason, ConnId, Cx};
 use crate::metrics::Counters;
+use crate::sync::{Groups, ShutdownToken};
 use crate::worker::{Answer, Core, Remote, Request};
 
 use super::accept::{Accepting, Listeners};
 use super::blocking::{Part, Pool};
 use super::datagrams::{Datagrams, Sends};
-use super::link::{Link, Waiter};
+use super::link::Link;
 use super::message::Message;
+use super::question::Reply;
 use super::queue::Queue;
 use super::run::TaskHandler;
 use super::spawner::Spawner;
@@ -59,8 +61,11 @@ pub(crate) struct Hub {
     budget: Cell<u32>,
     now: Cell<Time>,
     pub(super) stopping: Cell<bool>,
-    /// Who waits for the stop.
-    pub(super) stop_waiters: RefCell<Vec<Waker>>,
+    /// Cancelled when the stop begins.
+    stop: ShutdownToken,
+    /// Cancelled at its deadline.
+    over: ShutdownToken,
+    groups: Groups,
 }
 
 impl Hub {
@@ -88,7 +93,9 @@ impl Hub {
             budget: Cell::new(TASK_BUDGET),
             now: Cell::new(now),
             stopping: Cell::new(false),
-            stop_waiters: RefCell::default(),
+            stop: ShutdownToken::new(),
+            over: ShutdownToken::new(),
+            groups: Groups::default(),
         })
     }
 
@@ -171,21 +178,34 @@ impl Hub {
         self.with_core(|core| core.requests.push(request));
     }
 
-    /// The listener of that number among the worker's.
-    pub(crate) fn listener(&self, index: usize) -> Option<Rc<Accepting>> {
-        self.listeners.get(index)
+    /// The listener of that number among the worker's, if nobody has taken it yet.
+    pub(crate) fn take_listener(&self, index: usize) -> Option<Rc<Accepting>> {
+        self.listeners.take(index)
     }
 
-    /// Waits for the stop. True when it was asked for.
-    pub(crate) fn poll_stop(&self, cx: &Context<'_>) -> bool {
-        if self.stopping.get() {
-            return true;
+    /// Is cancelled when the runtime is asked to stop.
+    pub(crate) fn stop_token(&self) -> &ShutdownToken {
+        &self.stop
+    }
+
+    /// Is cancelled when the deadline of the stop has passed and what is left is reset.
+    pub(crate) fn over_token(&self) -> &ShutdownToken {
+        &self.over
+    }
+
+    /// Ends a connection's receiving as a stop of the runtime does.
+    pub(crate) fn end_receiving(&self, id: ConnId) {
+        if let Some(link) = self.link(id) {
+            link.is_ending.set(true);
+            if link.is_to_end(false) {
+                self.woken.borrow_mut().extend(link.reader.take());
+            }
         }
-        let mut waiters = self.stop_waiters.borrow_mut();
-        if !waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
-            waiters.push(cx.waker().clone());
-        }
-        false
+    }
+
+    /// Members of broadcasts.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// Takes note of a datagram socket's sends.
@@ -202,27 +222,24 @@ impl Hub {
         while let Some(answer) = self.with_core(|core| core.answers.pop_front()) {
             match answer {
                 Answer::Listening { ticket, result } => self.listeners.bound(self, ticket, result),
-                Answer::Addresses { id, result } => self.control(id, |link| {
-                    link.control.addresses.set(Some(Box::new(result)));
-                    &link.control.waiter
-                }),
-                Answer::Options { id, result } => self.control(id, |link| {
-                    link.control.options.set(Some(Box::new(result)));
-                    &link.control.waiter
-                }),
-                Answer::Fault { id, error } => self.control(id, |link| {
-                    link.control.fault.set(Some(Box::new(error)));
-                    &link.reader
+                Answer::Addresses { id, result } => {
+                    self.tell(id, |link| link.questions.answer(Reply::Addresses(result)));
+                }
+                Answer::Options { id, result } => {
+                    self.tell(id, |link| link.questions.answer(Reply::Options(result)));
+                }
+                Answer::Fault { id, error } => self.tell(id, |link| {
+                    link.fault.set(Some(Box::new(error)));
+                    link.reader.take()
                 }),
                 Answer::DatagramSent { id, token, result } => self.datagrams.done(id, token, result),
             }
         }
     }
 
-    fn control(&self, id: ConnId, tell: impl FnOnce(&Link) -> &Waiter) {
-        if let Some(link) = self.link(id)
-            && let Some(waker) = tell(&link).take()
-        {
+    /// Tells a connection that is not over, and wakes whom that concerns.
+    fn tell(&self, id: ConnId, tell: impl FnOnce(&Link) -> Option<Waker>) {
+        if let Some(waker) = self.link(id).and_then(|link| tell(&link)) {
             waker.wake();
         }
     }
@@ -279,7 +296,7 @@ impl Hub {
     /// Takes note of a stop: who accepts is told, and who receives from a client that has nothing under way.
     pub(super) fn stop(&self) {
         self.stopping.set(true);
-        self.wake_all(&self.stop_waiters);
+        self.stop.cancel();
         self.listeners.wake_all();
         let untaken = self.listeners.take_pending();
         self.with_core(|core| {
@@ -315,7 +332,6 @@ impl Hub {
         self.tasks.close();
         self.listeners.close();
         self.datagrams.close();
-        drop(std::mem::take(&mut *self.stop_waiters.borrow_mut()));
         drop(std::mem::take(&mut *self.woken.borrow_mut()));
     }
 }

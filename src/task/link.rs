@@ -9,8 +9,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker};
 
-use crate::driver::Addresses;
+use crate::buffer::Buf;
 use crate::handler::{CloseReason, ConnId};
+
+use super::question::Questions;
 
 /// One who waits.
 #[derive(Default)]
@@ -46,22 +48,17 @@ pub(crate) struct Link {
     pub(crate) peer: Option<SocketAddr>,
     /// Whether receiving ends when the runtime is asked to stop.
     pub(crate) ends_on_stop: Cell<bool>,
+    /// Whether it ends now, whatever the runtime does: its server stops.
+    pub(crate) is_ending: Cell<bool>,
     /// Whether it is a datagram socket.
     pub(crate) is_datagram: Cell<bool>,
     pub(crate) reader: Waiter,
     pub(crate) writer: Waiter,
-    /// What is only needed now and then.
-    pub(crate) control: Control,
-}
-
-/// Questions to the system under way, and their answers.
-#[derive(Default)]
-pub(crate) struct Control {
-    pub(crate) waiter: Waiter,
-    pub(crate) addresses: Cell<Option<Box<io::Result<Addresses>>>>,
-    pub(crate) options: Cell<Option<Box<io::Result<()>>>>,
+    pub(crate) questions: Questions,
     /// A datagram socket's receiving failed.
     pub(crate) fault: Cell<Option<Box<io::Error>>>,
+    /// Taken by a receive that was not done when the connection was over: there for the next one.
+    leftover: Cell<Option<Box<Buf>>>,
 }
 
 impl Link {
@@ -71,11 +68,34 @@ impl Link {
             life: Cell::new(life),
             peer,
             ends_on_stop: Cell::new(false),
+            is_ending: Cell::new(false),
             is_datagram: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
-            control: Control::default(),
+            questions: Questions::default(),
+            fault: Cell::new(None),
+            leftover: Cell::new(None),
         }
+    }
+
+    /// Whether receiving ends when nothing that arrived is left.
+    pub(crate) fn is_to_end(&self, stopping: bool) -> bool {
+        self.ends_on_stop.get() && (stopping || self.is_ending.get())
+    }
+
+    /// Keeps what a receive had taken of a connection that is over.
+    pub(crate) fn keep(&self, buf: Buf) {
+        let later = self.leftover.take();
+        let joined = match later {
+            Some(later) => Buf::copied(&[&buf[..], &later[..]].concat()),
+            None => buf,
+        };
+        self.leftover.set(Some(Box::new(joined)));
+    }
+
+    /// What [`keep`](Self::keep) kept.
+    pub(crate) fn take_kept(&self) -> Option<Buf> {
+        self.leftover.take().map(|kept| *kept)
     }
 
     /// Ready when the connection is there, or with why it is not.

@@ -13,6 +13,15 @@ pub(super) enum Kind {
     Wake(TaskName),
     /// Make a task of this.
     Begin(Box<dyn Order>),
+    /// Run this among the tasks.
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+impl Message {
+    /// Runs something among the tasks of the worker that it is sent to.
+    pub(crate) fn run(run: impl FnOnce() + Send + 'static) -> Self {
+        Self(Kind::Run(Box::new(run)))
+    }
 }
 
 impl fmt::Debug for Message {
@@ -20,6 +29,7 @@ impl fmt::Debug for Message {
         f.write_str(match self.0 {
             Kind::Wake(_) => "Wake",
             Kind::Begin(_) => "Begin",
+            Kind::Run(_) => "Run",
         })
     }
 }

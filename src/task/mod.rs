@@ -45,6 +45,8 @@
 //! | `waker.rs` | wakers that are names (the only `unsafe` here) |
 //! | `link.rs` | who waits for a connection |
 //! | `accept.rs` | listeners: who was accepted, who waits for them |
+//! | `question.rs` | questions about a connection: addresses, options |
+//! | `queue.rs` | who waits for room: connections, send buffers |
 //! | `datagrams.rs` | datagrams under way, who waits for them |
 //! | `timers.rs` | timers of tasks |
 //! | `start.rs` | [`block_on`], [`Builder::start_tasks`](crate::Builder::start_tasks) |
@@ -58,6 +60,7 @@ mod hub;
 mod join;
 mod link;
 mod message;
+mod question;
 mod queue;
 mod remote;
 mod run;
@@ -75,9 +78,12 @@ pub(crate) use blocking::THREADS;
 pub use blocking::{Blocking, spawn_blocking};
 pub(crate) use datagrams::Sends;
 pub(crate) use hub::{Hub, TaskCore};
+pub(crate) use join::panic_text;
 pub use join::{JoinError, JoinHandle};
-pub(crate) use link::{Life, Link};
+pub(crate) use link::{Life, Link, Waiter};
 pub use message::Message;
+pub(crate) use question::{Question, Reply};
+pub(crate) use queue::Place;
 pub use remote::RemoteHandle;
 pub(crate) use run::TaskHandler;
 pub use spawner::{SpawnError, SpawnErrorKind, Spawner};
@@ -167,6 +173,15 @@ pub async fn yield_now() {
     .await;
 }
 
+/// Counts as one operation of the task: one that has done 128 since it was polled goes on in the worker's next turn. For loops
+/// whose futures are not of this crate and may always be ready, such as a channel's.
+///
+/// # Panics
+/// Outside of a task.
+pub async fn consume_budget() {
+    poll_fn(|cx| Hub::current().poll_budget(cx)).await;
+}
+
 /// Waits until the runtime is asked to stop: for tasks that are to end in good order then.
 ///
 /// From that moment on nothing is accepted, [`accept`](crate::net::TcpListener::accept) gives an error, and an accepted connection's
@@ -177,5 +192,5 @@ pub async fn yield_now() {
 /// Outside of a task.
 pub async fn stopped() {
     let hub = Hub::current();
-    poll_fn(|cx| if hub.poll_stop(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+    hub.stop_token().cancelled().await;
 }

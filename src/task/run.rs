@@ -115,7 +115,7 @@ impl Handler for TaskHandler {
     fn on_accept(&mut self, cx: &mut Cx<'_, Self>, accepted: Accepted) -> Option<Rc<Link>> {
         let link = Rc::new(Link::new(accepted.id, Life::Open, accepted.peer));
         link.ends_on_stop.set(true);
-        let listener = self.hub().listener(accepted.listener)?;
+        let listener = self.hub().listeners.get(accepted.listener)?;
         self.hub().woken.borrow_mut().extend(listener.queue(link.clone()));
         if listener.must_pause() {
             cx.core.requests.push(Request::Accepting { listener: accepted.listener, on: false });
@@ -166,6 +166,7 @@ impl Handler for TaskHandler {
                 hub.tasks.make_ready(name);
             }
             Kind::Begin(order) => hub.enter(cx, |hub| order.begin(hub)),
+            Kind::Run(run) => hub.enter(cx, |_| run()),
         }
     }
 
@@ -178,7 +179,7 @@ impl Handler for TaskHandler {
         link.life.set(Life::Over(closed.reason));
         self.wake_reader(&link);
         self.wake_writer(&link);
-        self.hub().woken.borrow_mut().extend(link.control.waiter.take());
+        self.hub().woken.borrow_mut().extend(link.questions.end());
     }
 
     fn on_stop(&mut self, cx: &mut Cx<'_, Self>) {
@@ -195,12 +196,18 @@ impl Handler for TaskHandler {
         hub.call_waiting(cx.core);
         let now = cx.now();
         let due = hub.timers.next().is_some_and(|at| at <= now);
-        if !due && !hub.has_work() && cx.core.answers.is_empty() && !hub.is_told_to_poll_all() {
+        let over = cx.core.over && !hub.over_token().is_cancelled();
+        if !over && !due && !hub.has_work() && cx.core.answers.is_empty() && !hub.is_told_to_poll_all() {
             return;
         }
         let hub = hub.clone();
         let budget = cx.core.config.turn_budget;
-        hub.enter(cx, |hub| hub.turn(budget));
+        hub.enter(cx, |hub| {
+            if over {
+                hub.over_token().cancel();
+            }
+            hub.turn(budget);
+        });
         if hub.is_stopping() {
             cx.core.tasks_left = hub.tasks.len() as u64;
         }

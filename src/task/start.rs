@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use crate::config::{ConfigError, ListenerConfig, WorkerConfig};
 use crate::runtime::{Builder, ListenerInfo, Runtime, RuntimeError, StartError};
+use crate::server::ServerReport;
 use crate::sim::{Sim, SimWorker};
 
 use super::blocking::Pool;
 use super::{Message, TaskHandler};
 
-/// What a main future may come to: nothing, or a result whose error stops the runtime.
+/// What a main future may come to: nothing, or a result whose error stops the runtime. (Of a server's handler: nothing, or a
+/// result whose error is counted.)
 pub trait MainOutcome {
     /// The error, if it is one.
     #[allow(clippy::missing_errors_doc)]
@@ -30,6 +32,12 @@ impl MainOutcome for () {
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> MainOutcome for Result<(), E> {
     fn into_result(self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.map_err(Into::into)
+    }
+}
+
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> MainOutcome for Result<ServerReport, E> {
+    fn into_result(self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.map(drop).map_err(Into::into)
     }
 }
 

@@ -49,6 +49,9 @@ pub(crate) struct Acceptor {
     removed: bool,
     /// Nobody takes whom it accepts at the moment: they wait in the kernel's queue.
     paused: bool,
+    /// How many more may be accepted before some of those are gone, if that is limited; below zero when more came while
+    /// the limit was being set.
+    quota: Option<i64>,
     /// To be closed.
     closing: bool,
 }
@@ -75,8 +78,15 @@ impl Acceptor {
             limited: false,
             removed: false,
             paused: false,
+            quota: None,
             closing: false,
         }
+    }
+
+    /// Leaves who comes in the queue until told otherwise: the handler does not know of it yet.
+    pub(crate) fn paused(mut self) -> Self {
+        self.paused = true;
+        self
     }
 
     /// Whether its place can be used again.
@@ -119,6 +129,24 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         }
     }
 
+    /// Accepts at most so many more from a listener (below zero: fewer than have been already), until [`accept_more`](Self::accept_more) says otherwise. The others wait in
+    /// the kernel's queue.
+    pub(super) fn limit_accepting(&mut self, listener: usize, left: i64) {
+        let waiting = self.waiting.iter().filter(|waiting| waiting.acceptor == listener).count();
+        if let Some(acceptor) = self.acceptors.get_mut(listener) {
+            acceptor.quota = Some(left - waiting as i64);
+            self.check_accept = true;
+        }
+    }
+
+    /// Some of those whom a limited listener has accepted are gone.
+    pub(super) fn accept_more(&mut self, listener: usize, count: u32) {
+        if let Some(quota) = self.acceptors.get_mut(listener).and_then(|acceptor| acceptor.quota.as_mut()) {
+            *quota += i64::from(count);
+            self.check_accept = true;
+        }
+    }
+
     /// Closes a listener, and whoever was accepted from it and not handed over yet.
     pub(super) fn unlisten(&mut self, listener: usize) {
         let Some(acceptor) = self.acceptors.get_mut(listener) else { return };
@@ -132,6 +160,11 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 self.waiting.push_back(waiting);
             }
         }
+    }
+
+    /// Whether a listener is being closed. That takes until its accept operations have ended.
+    pub(super) fn is_unlistening(&self) -> bool {
+        self.acceptors.iter().any(|acceptor| acceptor.closing && !acceptor.removed)
     }
 
     fn acceptor(&self, id: ListenerId) -> Option<usize> {
@@ -159,6 +192,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.check_accept = true;
             self.driver.discard(socket);
             return;
+        }
+        if let Some(quota) = &mut acceptor.quota {
+            *quota -= 1;
         }
         self.core.counters.accepted.add(1);
         self.waiting.push_back(Waiting { acceptor: index, socket, peer });
@@ -248,6 +284,10 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             if acceptor.removed {
                 continue;
             }
+            let own = acceptor
+                .quota
+                .map_or(u64::MAX, |quota| u64::try_from(quota - i64::from(acceptor.once)).unwrap_or(0));
+            let room = room.min(own);
             if self.core.stopping || acceptor.closing {
                 // Nothing is tried again; a time that stays would be due in every turn.
                 acceptor.retry_at = None;

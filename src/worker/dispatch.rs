@@ -370,7 +370,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         if entry.phase == Phase::Open && reached(entry.idle_due()) {
             let waits_for_us = Flags::PAUSED.and(Flags::STARVED);
             let waits_for_us = if H::PULL { waits_for_us.and(Flags::HELD_UP) } else { waits_for_us };
-            if !entry.flags.has(waits_for_us) {
+            // In pull mode also when what it sent was not taken yet.
+            if !entry.flags.has(waits_for_us) && !(H::PULL && !entry.held.is_empty()) {
                 self.core.counters.timers.add(1);
                 self.begin_close(slot, CloseHow::Fin, CloseReason::IdleTimeout);
                 return;

@@ -214,6 +214,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             || self.can_feed()
             || !self.core.connects.is_empty()
             || !self.core.answers.is_empty()
+            || (!self.core.requests.is_empty() && !self.is_unlistening())
             || (self.core.stop_requested.is_some() && !self.core.stopping)
             || self.core.directory[self.core.index()].is_notified();
         if busy {

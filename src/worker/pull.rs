@@ -63,15 +63,19 @@ impl<S, M> Core<S, M> {
         self.memory.chunks.first(&self.table.get(slot).held)?.into_lease()
     }
 
-    /// Puts a piece that was taken back to the front.
-    pub(crate) fn put_back(&mut self, slot: u32, buf: Buf) {
+    /// Puts a piece that was taken, and is not empty, back to the front; a connection that is being closed does not
+    /// take it.
+    pub(crate) fn put_back(&mut self, slot: u32, buf: Buf) -> Option<Buf> {
         let entry = self.table.get_mut(slot);
-        if buf.is_empty() || entry.phase != Phase::Open {
-            return;
+        if entry.phase != Phase::Open {
+            return Some(buf);
         }
+        // The end comes after it, once more.
+        entry.flags.remove(Flags::EOF_TOLD);
         let mut front = crate::buffer::Chain::EMPTY;
         self.memory.chunks.push(&mut front, Payload::from(buf));
         self.memory.chunks.join_front(&mut entry.held, front);
         entry.pieces = entry.pieces.saturating_add(1);
+        None
     }
 }

@@ -25,10 +25,15 @@ pub(crate) enum Opening {
 /// A wish.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Bind a listener; answered with the same ticket.
+    /// Bind a listener; answered with the same ticket. Nothing is accepted from it until `Accepting` says so: whoever
+    /// asked must know its number first.
     Listen { ticket: u64, config: ListenConfig },
     /// Accept from a listener, or leave who comes in its queue.
     Accepting { listener: usize, on: bool },
+    /// Accept at most so many more from a listener, those included that were not handed over yet.
+    LimitAccepting { listener: usize, left: i64 },
+    /// So many of them are gone.
+    AcceptMore { listener: usize, count: u32 },
     /// Close a listener, and whoever was accepted from it and not handed over.
     Unlisten { listener: usize },
     /// Ask for both addresses.
@@ -72,10 +77,15 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// Carries out what was asked.
     pub(super) fn carry_out(&mut self) {
         let mut requests = std::mem::take(&mut self.core.requests);
+        let mut later = Vec::new();
         for request in requests.drain(..) {
             match request {
+                // On the same address, perhaps, where clients would still find the one that nobody accepts from.
+                listen @ Request::Listen { .. } if self.is_unlistening() => later.push(listen),
                 Request::Listen { ticket, config } => self.begin_listening(ticket, &config),
                 Request::Accepting { listener, on } => self.set_accepting(listener, on),
+                Request::LimitAccepting { listener, left } => self.limit_accepting(listener, left),
+                Request::AcceptMore { listener, count } => self.accept_more(listener, count),
                 Request::Unlisten { listener } => self.unlisten(listener),
                 Request::Addresses(id) => {
                     let result = match self.core.find(id) {
@@ -106,9 +116,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 }
             }
         }
-        if self.core.requests.is_empty() {
-            self.core.requests = requests;
-        }
+        requests.append(&mut later);
+        requests.append(&mut self.core.requests);
+        self.core.requests = requests;
     }
 
     fn begin_listening(&mut self, ticket: u64, config: &ListenConfig) {
@@ -118,7 +128,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.driver.listen(config)
         };
         let result = result.map(|listening| {
-            let acceptor = Acceptor::new(listening.id, listening.backlog, self.once_only);
+            let acceptor = Acceptor::new(listening.id, listening.backlog, self.once_only).paused();
             let free = self.acceptors.iter().position(Acceptor::is_over);
             let free = free.filter(|&index| self.waiting.iter().all(|waiting| waiting.acceptor() != index));
             let index = match free {

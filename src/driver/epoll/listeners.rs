@@ -1,10 +1,12 @@
 //! Listeners, the accept operations armed on them, and accepted sockets that nobody has adopted yet.
+//!
+//! A listener's record is used again when it was removed and no event of it is to come.
 
 use std::collections::VecDeque;
-use std::net::TcpListener;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::driver::{AcceptMode, ListenerId, Socket};
+use crate::driver::{self, AcceptMode, ListenerId, MAX_LISTENERS, Socket};
 
 /// Single accepts that may be armed on one listener at a time.
 pub(super) const ONCE_OPS: u32 = 16;
@@ -15,9 +17,13 @@ pub(super) const ACCEPTS: u32 = 64;
 #[derive(Default)]
 pub(super) struct Listener {
     /// `None` once it is removed.
-    pub(super) socket: Option<TcpListener>,
+    pub(super) socket: Option<OwnedFd>,
+    /// How many had this number before.
+    pub(super) generation: u32,
     pub(super) multishot: bool,
     pub(super) once: u32,
+    /// Operations that are over, of which that is still to be reported.
+    pub(super) owed: u32,
     /// Connections may wait in its queue: from an edge until the queue was found empty.
     pub(super) ready: bool,
     /// It is in the list of what is to be looked at.
@@ -27,6 +33,10 @@ pub(super) struct Listener {
 }
 
 impl Listener {
+    fn is_vacant(&self) -> bool {
+        self.socket.is_none() && self.armed().is_none() && self.owed == 0 && !self.queued
+    }
+
     /// How the next connection is accepted, if at all.
     pub(super) fn armed(&self) -> Option<AcceptMode> {
         match (self.multishot, self.once) {
@@ -69,13 +79,33 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// The number that the next listener gets.
-    pub(super) fn next_id(&self) -> ListenerId {
-        ListenerId(self.all.len() as u16)
+    /// The number that the next listener gets, and how many had it before.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(super) fn next_id(&mut self) -> io::Result<(ListenerId, u32)> {
+        let vacant = self.all.iter().position(Listener::is_vacant);
+        let index = match vacant {
+            Some(index) => index,
+            None if self.all.len() == MAX_LISTENERS => return Err(driver::too_many_listeners()),
+            None => {
+                self.all.push(Listener::default());
+                self.all.len() - 1
+            }
+        };
+        let generation = self.all[index].generation.wrapping_add(1);
+        Ok((ListenerId(index as u16), generation))
     }
 
-    pub(super) fn add(&mut self, socket: TcpListener) {
-        self.all.push(Listener { socket: Some(socket), ..Listener::default() });
+    /// Takes over a listener under the number that [`next_id`](Self::next_id) has given.
+    pub(super) fn add(&mut self, id: ListenerId, generation: u32, socket: OwnedFd) {
+        self.all[usize::from(id.0)] = Listener { socket: Some(socket), generation, ..Listener::default() };
+    }
+
+    /// Numbers in use or vacant.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 
     pub(super) fn get(&mut self, id: ListenerId) -> Option<&mut Listener> {

@@ -8,6 +8,7 @@
 //! | `datagram.rs` | datagram sockets |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations, accepted sockets on their way |
+//! | `control.rs` | listeners made at run time, Unix connections, addresses, options |
 //! | `user_data.rs` | what comes back with readiness |
 //! | `waker.rs` | event counter |
 //!
@@ -71,6 +72,7 @@
 //! `enters` counts every system call (which is what the kernel's door costs here), `sqes` operations started
 //! and cancels, `cqes` events taken.
 
+mod control;
 mod datagram;
 mod listeners;
 mod ready;
@@ -80,7 +82,7 @@ mod submit;
 mod user_data;
 mod waker;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -89,13 +91,13 @@ use std::time::Duration;
 
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::{ConnectConfig, WorkerConfig};
+use crate::config::{ConnectConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
 
 use super::sys::{self, Epoll, Harvest, stream};
 use super::{
-    AcceptMode, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenerId, Multishot,
-    Native, SetupError, Socket,
+    AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenConfig,
+    ListenerId, Listening, Multishot, Native, SetupError, Socket,
 };
 
 use datagram::Datagrams;
@@ -134,6 +136,8 @@ pub(crate) struct EpollDriver {
     now: Time,
     waker: EpollWaker,
     in_flight: usize,
+    /// Why connections to Unix sockets were refused, until that is reported or they are closed, by slot.
+    refused: BTreeMap<u32, io::Error>,
     peer_addresses: bool,
 }
 
@@ -180,6 +184,7 @@ impl Native for EpollDriver {
             now: Time::now(),
             waker: waker.clone(),
             in_flight: 0,
+            refused: BTreeMap::new(),
             peer_addresses: config.peer_addresses,
         };
         driver
@@ -217,12 +222,7 @@ impl Driver for EpollDriver {
     }
 
     fn add_listener(&mut self, listener: TcpListener) -> io::Result<ListenerId> {
-        // For all who share it; none of them wants to wait.
-        listener.set_nonblocking(true)?;
-        let id = self.listeners.next_id();
-        self.watch(listener.as_fd(), INTEREST, Source::Listener(id))?;
-        self.listeners.add(listener);
-        Ok(id)
+        self.take_listener(listener.into())
     }
 
     fn multishot(&self) -> Multishot {
@@ -234,6 +234,9 @@ impl Driver for EpollDriver {
             self.in_flight += 1;
             self.start(Started::Accept(listener));
         } else {
+            if let Some(record) = self.listeners.get(listener) {
+                record.owed += 1;
+            }
             self.start(Started::Done(Done::AcceptFailed(listener, mode, libc::EBADF)));
         }
     }
@@ -243,6 +246,7 @@ impl Driver for EpollDriver {
         let Some(record) = self.listeners.get(listener) else { return };
         while let Some(mode) = record.armed() {
             record.disarm(mode);
+            record.owed += 1;
             self.in_flight -= 1;
             self.started.push(Started::Done(Done::AcceptFailed(listener, mode, libc::ECANCELED)));
         }
@@ -277,7 +281,7 @@ impl Driver for EpollDriver {
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
         let fd = sys::client(config)?;
-        stream::set_nonblocking(fd.as_fd())?;
+        stream::set_nonblocking(fd.as_fd(), true)?;
         self.counters.enters.add(1);
         let over = match stream::connect(fd.as_fd(), config.target) {
             Ok(()) => Some(0),
@@ -295,6 +299,23 @@ impl Driver for EpollDriver {
             self.started.push(Started::Done(Done::Connected(key)));
         }
         Ok(())
+    }
+
+    fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
+        self.start_unix_connect(key, target)
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        let (socket, local, backlog) = sys::listen(config)?;
+        Ok(Listening { id: self.take_listener(socket)?, local, backlog })
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with_socket(key, sys::addresses)
+    }
+
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        self.with_socket(key, |fd| sys::set_options_of_open(fd, options))
     }
 
     fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
@@ -367,6 +388,9 @@ impl Driver for EpollDriver {
         let state = slot.state;
         let (fd, chain) = slot.vacate();
         self.in_flight -= state.in_flight();
+        if state.has(State::CONNECT) {
+            self.refused.remove(&key.slot);
+        }
         if state.has(State::DATAGRAM) {
             self.in_flight -= self.datagrams.close(key);
         }
@@ -374,7 +398,7 @@ impl Driver for EpollDriver {
         if let Some(fd) = fd {
             if how == CloseHow::Reset && !state.has(State::CONNECT.and(State::DATAGRAM)) {
                 self.counters.enters.add(1);
-                // An error means that there is nothing left to reset.
+                // An error means that there is nothing left to reset, or that it is a Unix socket.
                 let _ = stream::reset(fd.as_fd());
             }
             self.counters.enters.add(1);

@@ -1,6 +1,7 @@
 //! The way up: readiness becomes events, one piece at a time, as they are taken.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use crate::driver::sys::stream;
 use crate::driver::{AcceptMode, Event, Key, ListenerId, RecvEnd};
@@ -56,9 +57,9 @@ impl EpollDriver {
         self.done.push_back(Done::Connected(key));
     }
 
-    pub(super) fn listener_ready(&mut self, id: ListenerId) {
+    pub(super) fn listener_ready(&mut self, id: ListenerId, generation: u32) {
         match self.listeners.get(id) {
-            Some(listener) if listener.socket.is_some() => {
+            Some(listener) if listener.socket.is_some() && listener.generation == generation => {
                 listener.ready = true;
                 self.queue_listener(id);
             }
@@ -128,7 +129,7 @@ impl EpollDriver {
                 slot.state.remove(State::CONNECT.and(State::CONNECT_OVER));
                 self.in_flight -= 1;
                 let result = match slot.result {
-                    0 => Ok(()),
+                    0 => self.refused.remove(&key.slot).map_or(Ok(()), Err),
                     error => Err(io::Error::from_raw_os_error(error)),
                 };
                 Some(Event::Connected { key, result })
@@ -139,6 +140,9 @@ impl EpollDriver {
             }
             Done::Closed(key) => Some(Event::Closed { key }),
             Done::AcceptFailed(listener, mode, error) => {
+                if let Some(record) = self.listeners.get(listener) {
+                    record.owed = record.owed.saturating_sub(1);
+                }
                 let error = io::Error::from_raw_os_error(error);
                 Some(Event::AcceptFailed { listener, mode, error })
             }
@@ -227,7 +231,7 @@ impl EpollDriver {
         listener.queued = false;
         let (mode, socket) = (listener.armed()?, listener.socket.as_ref()?);
         self.counters.enters.add(1);
-        let accepted = match stream::accept(socket, self.peer_addresses) {
+        let accepted = match stream::accept(socket.as_fd(), self.peer_addresses) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 listener.ready = false;
                 return None;

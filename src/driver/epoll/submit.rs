@@ -107,7 +107,7 @@ impl EpollDriver {
             let (bits, user_data) = self.harvest.get(index);
             match Source::decode(user_data) {
                 Some(Source::Conn(key)) => self.conn_ready(key, bits),
-                Some(Source::Listener(id)) => self.listener_ready(id),
+                Some(Source::Listener(id, generation)) => self.listener_ready(id, generation),
                 Some(Source::Wake) => self.done.push_back(Done::Woken),
                 None => self.counters.stale.add(1),
             }

@@ -14,7 +14,7 @@ use super::slots::Ops;
 use super::{IocpDriver, PIECES, Work, error, port, socket};
 
 /// What came of asking a connection's socket for data.
-enum Read {
+pub(super) enum Read {
     Data(crate::buffer::Buf),
     Nothing,
     NoBuffer,
@@ -27,6 +27,9 @@ impl IocpDriver {
     pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.pop_front() {
+                if let Event::AcceptFailed { listener, .. } = &event {
+                    self.listeners.owe(*listener, -1);
+                }
                 return Some(event);
             }
             let event = if self.taken < self.filled {
@@ -39,6 +42,7 @@ impl IocpDriver {
                     Work::Read(key) => self.read(key),
                     Work::Sent(key) => self.sent_at_once(key),
                     Work::Connected(key) => self.connected_at_once(key),
+                    Work::DatagramSent(name) => self.datagram_sent(name),
                 }
             };
             if event.is_some() {
@@ -65,6 +69,7 @@ impl IocpDriver {
         match kind {
             Kind::Recv => self.readable(key, status),
             Kind::Send => self.sent(key, status, bytes),
+            Kind::SendDatagram => self.datagram_packet(key, status),
             Kind::Connect => self.connected(key, status),
             Kind::Accept => self.accepted(key),
         }
@@ -96,10 +101,15 @@ impl IocpDriver {
         }
         let failed = error::of_status(status);
         let stopped = failed == Some(error::CANCELLED);
-        if let Some(number) = failed.filter(|_| !stopped) {
+        if slot.datagram {
+            if let Some(number) = failed.filter(|_| !stopped) {
+                self.note_datagram_failure(key, number);
+            }
+        } else if let Some(number) = failed.filter(|_| !stopped) {
             // Data may be there before it, which comes first; the error is told behind it.
             slot.failed = number;
         }
+        let slot = self.slots.get(key)?;
         if slot.ops.has(Ops::CANCELLED) || stopped {
             slot.ops.remove(Ops::CANCELLED);
             return Some(Event::RecvEnded { key, end: RecvEnd::Stopped });
@@ -129,6 +139,9 @@ impl IocpDriver {
             return None;
         }
         slot.pieces += 1;
+        if slot.datagram {
+            return self.read_datagram(key);
+        }
         let (handle, failed) = (slot.socket, slot.failed);
         let end = match self.read_piece(handle) {
             Read::Data(buf) => {
@@ -164,7 +177,7 @@ impl IocpDriver {
                 .is_some_and(|slot| !slot.ops.has(Ops::SHUT) && socket::is_gone(slot.socket))
     }
 
-    fn rearm(&mut self, key: Key) {
+    pub(super) fn rearm(&mut self, key: Key) {
         if let Some(slot) = self.slots.get(key) {
             slot.ops.remove(Ops::READING);
             self.start_recv(key);
@@ -278,7 +291,7 @@ impl IocpDriver {
     /// Reports the end of a closing connection when the kernel holds nothing of it any more.
     pub(super) fn closed_if_done(&mut self, key: Key) -> Option<Event> {
         let slot = self.slots.get(key)?;
-        if !slot.closing || !slot.ops.none_in_kernel() {
+        if !slot.closing || !slot.ops.none_in_kernel() || slot.sends > 0 {
             return None;
         }
         slot.open = false;

@@ -11,6 +11,9 @@
 //! How it ends: an accept that is in flight keeps its listener, and through it the socket and the thread,
 //! whoever else has let go of them ([`Listeners::remove`] waits for the last packet). So when the last
 //! holder lets go, no packet is on its way, and the thread is told to quit and joined.
+//!
+//! A listener's record, with its operation objects, is used again when it was removed and none of them is with
+//! the kernel, nor the end of one untold.
 
 use std::io;
 use std::net::TcpListener;
@@ -22,7 +25,7 @@ use windows_sys::Win32::Networking::WinSock::SOCKET;
 use windows_sys::Win32::System::IO::OVERLAPPED_ENTRY;
 
 use crate::config::SocketOptions;
-use crate::driver::{Key, ListenerId, sys};
+use crate::driver::{self, Key, ListenerId, MAX_LISTENERS, sys};
 
 use super::error;
 use super::ext::Extensions;
@@ -61,10 +64,14 @@ impl IocpListener {
         options: &SocketOptions,
         workers: usize,
     ) -> io::Result<Vec<Self>> {
-        let ipv6 = socket.local_addr()?.is_ipv6();
         let pump = if workers > 1 { Some(Pump::start(raw(&socket))?) } else { None };
-        let shared = Arc::new(Shared { socket, ipv6, options: options.clone(), pump });
+        let shared = Arc::new(Shared::new(socket, options, pump)?);
         Ok((0..workers).map(|_| Self(Arc::clone(&shared))).collect())
+    }
+
+    /// For one worker alone.
+    pub(super) fn alone(socket: TcpListener, options: &SocketOptions) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(socket, options, None)?)))
     }
 }
 
@@ -115,6 +122,8 @@ struct Listener {
     shared: Option<Arc<Shared>>,
     /// The worker is done with it; it goes with the last packet.
     removed: bool,
+    /// Accepts that could not be started, of which that is still to be told.
+    owed: u32,
     ops: Box<[AcceptOp]>,
 }
 
@@ -136,13 +145,21 @@ impl Listeners {
         IocpListener(shared): IocpListener,
         port: &Arc<Port>,
     ) -> io::Result<ListenerId> {
-        let id = u16::try_from(self.all.len()).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let vacant = self.all.iter().position(Listener::is_vacant);
+        if vacant.is_none() && self.all.len() == MAX_LISTENERS {
+            return Err(driver::too_many_listeners());
+        }
         if shared.pump.is_none() {
             port.associate(raw(&shared.socket))?;
         }
-        let ops = (0..ONCE_OPS).map(|_| AcceptOp::new(port)).collect();
-        self.all.push(Listener { shared: Some(shared), removed: false, ops });
-        Ok(ListenerId(id))
+        let index = vacant.unwrap_or_else(|| {
+            let ops = (0..ONCE_OPS).map(|_| AcceptOp::new(port)).collect();
+            self.all.push(Listener { shared: None, removed: true, owed: 0, ops });
+            self.all.len() - 1
+        });
+        let listener = &mut self.all[index];
+        (listener.shared, listener.removed) = (Some(shared), false);
+        Ok(ListenerId(index as u16))
     }
 
     /// Closes the listening socket, as soon as no accept is with the kernel.
@@ -178,6 +195,13 @@ impl Listeners {
         }
     }
 
+    /// Notes that an accept which could not be started is still to be told of (1), or was (-1).
+    pub(super) fn owe(&mut self, id: ListenerId, change: i32) {
+        if let Some(listener) = self.all.get_mut(usize::from(id.0)) {
+            listener.owed = listener.owed.saturating_add_signed(change);
+        }
+    }
+
     /// Cancels every accept of a listener; each still ends with a packet. Returns how many there are.
     pub(super) fn cancel(&self, id: ListenerId) -> u64 {
         let Some(listener) = self.all.get(usize::from(id.0)) else { return 0 };
@@ -191,7 +215,7 @@ impl Listeners {
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = ListenerId> + use<> {
-        (0..self.all.len() as u16).map(ListenerId)
+        (0..self.all.len()).map(|index| ListenerId(index as u16))
     }
 
     /// What came of an accept whose packet was taken; `None` if it was not in flight.
@@ -225,6 +249,10 @@ impl Listeners {
 }
 
 impl Listener {
+    fn is_vacant(&self) -> bool {
+        self.shared.is_none() && self.owed == 0
+    }
+
     /// Lets go of the socket if the worker did, and no accept is with the kernel.
     fn let_go(&mut self) {
         if self.removed && self.ops.iter().all(|op| !op.armed.get()) {
@@ -234,6 +262,11 @@ impl Listener {
 }
 
 impl Shared {
+    fn new(socket: TcpListener, options: &SocketOptions, pump: Option<Pump>) -> io::Result<Self> {
+        let ipv6 = socket.local_addr()?.is_ipv6();
+        Ok(Self { socket, ipv6, options: options.clone(), pump })
+    }
+
     /// Makes a connection of a socket that was accepted into.
     fn accepted(&self, socket: OwnedSocket) -> Result<OwnedSocket, i32> {
         socket::finish_accept(raw(&socket), raw(&self.socket))?;

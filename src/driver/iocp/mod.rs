@@ -7,7 +7,9 @@
 //! | `slots.rs` | the record of a connection |
 //! | `socket.rs` | the system calls on a connection's socket |
 //! | `ext.rs` | Winsock's extension functions; what of them is not used, and why |
+//! | `control.rs` | listeners made at run time, addresses, options |
 //! | `listeners.rs` | accepts, and the thread that forwards those of a shared listener |
+//! | `datagram.rs` | datagram sockets |
 //! | `submit.rs` | operations are started, cancelled and given up |
 //! | `complete.rs` | packets → events |
 //! | `error.rs` | what statuses mean |
@@ -78,6 +80,8 @@
 //! is on its way; the next operation tells then.
 
 mod complete;
+mod control;
+mod datagram;
 mod error;
 mod ext;
 mod listeners;
@@ -100,15 +104,16 @@ use windows_sys::Win32::System::IO::OVERLAPPED_ENTRY;
 
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::{ConnectConfig, WorkerConfig};
+use crate::config::{ConnectConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
 
 use super::sys;
 use super::{
-    AcceptMode, CloseHow, Driver, DriverInfo, Event, Feature, Key, ListenerId, Multishot, Native, SetupError,
-    Socket,
+    AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Feature, Key,
+    ListenConfig, ListenerId, Listening, Multishot, Native, SetupError, Socket,
 };
 
+use datagram::DatagramOps;
 use ext::Extensions;
 use listeners::Listeners;
 use op::OpTable;
@@ -131,6 +136,8 @@ enum Work {
     Sent(Key),
     /// A connect is done.
     Connected(Key),
+    /// A datagram's send is done: the name of its object.
+    DatagramSent(Key),
 }
 
 /// A worker's completion port.
@@ -140,6 +147,7 @@ pub(crate) struct IocpDriver {
     counters: Arc<Counters>,
     slots: Slots,
     ops: OpTable,
+    datagrams: DatagramOps,
     listeners: Listeners,
     /// Accepted sockets between `Accepted` and `adopt` or `discard`: kept here, so that they are closed with
     /// the driver if it comes to neither (a handler panicked).
@@ -211,6 +219,7 @@ impl IocpDriver {
             // objects keep this port, and their listeners the threads that forward to it.
             self.memory.leak();
             std::mem::forget(std::mem::take(&mut self.ops));
+            std::mem::forget(std::mem::take(&mut self.datagrams));
             std::mem::forget(std::mem::take(&mut self.listeners));
             std::mem::forget(std::mem::replace(&mut self.slots, Slots::new(0)));
             std::mem::forget(Arc::clone(&self.port));
@@ -297,6 +306,7 @@ impl Native for IocpDriver {
             counters,
             slots: Slots::new(config.max_connections),
             ops: OpTable::default(),
+            datagrams: DatagramOps::default(),
             listeners: Listeners::default(),
             passing: VecDeque::new(),
             extensions: [Some(v4), v6],
@@ -383,6 +393,30 @@ impl Driver for IocpDriver {
 
     fn connect(&mut self, key: Key, config: &ConnectConfig) -> io::Result<()> {
         self.start_connect(key, config)
+    }
+
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        self.open_datagrams(key, config)
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        self.begin_datagram(key, token, datagram);
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        self.begin_listening(config)
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with_socket(key, control::addresses)
+    }
+
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        let is_datagram = self.slots.usable(key).is_some_and(|slot| slot.datagram);
+        self.with_socket(key, |socket| match is_datagram {
+            true => sys::datagram::set_options(socket.as_raw_socket(), options),
+            false => sys::set_options_of_open(socket.as_raw_socket(), options),
+        })
     }
 
     #[inline]

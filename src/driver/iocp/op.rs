@@ -30,6 +30,8 @@ pub(super) enum Kind {
     /// A receive of no bytes, which ends when there is something to receive.
     Recv,
     Send,
+    /// The key's slot is the object's place in its table, its generation the number of its use.
+    SendDatagram,
     Connect,
     /// The key's slot is the listener, its generation the number of the operation there.
     Accept,
@@ -44,7 +46,7 @@ pub(super) struct Op {
 }
 
 impl Op {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             overlapped: UnsafeCell::new(OVERLAPPED::default()),
             kind: Cell::new(Kind::Recv),

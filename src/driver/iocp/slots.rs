@@ -58,6 +58,10 @@ pub(super) struct Slot {
     pub(super) open: bool,
     /// Close was asked for: only `Closed` is still reported.
     pub(super) closing: bool,
+    /// It is a datagram socket, with one peer or without; and how many of its datagrams the kernel has.
+    pub(super) datagram: bool,
+    pub(super) connected: bool,
+    pub(super) sends: u32,
     /// The wait in which `pieces` were received.
     pub(super) wait: u64,
     pub(super) pieces: u8,
@@ -95,6 +99,9 @@ impl Slots {
                 ops: Ops::default(),
                 open: false,
                 closing: false,
+                datagram: false,
+                connected: false,
+                sends: 0,
                 wait: 0,
                 pieces: 0,
                 failed: 0,
@@ -103,12 +110,13 @@ impl Slots {
             });
         }
         let slot = &mut self.slots[index];
-        debug_assert!(!slot.open && slot.ops.none_in_kernel());
+        debug_assert!(!slot.open && slot.ops.none_in_kernel() && slot.sends == 0);
         slot.generation = key.generation;
         slot.socket = socket;
         slot.ops = Ops::default();
         slot.open = true;
         slot.closing = false;
+        (slot.datagram, slot.connected) = (false, false);
         slot.failed = 0;
         slot
     }

@@ -13,7 +13,7 @@ use crate::driver::{AcceptMode, CloseHow, Event, Key, ListenerId, Socket};
 use super::op::Kind;
 use super::slots::Ops;
 use super::socket::{self, Started};
-use super::{IocpDriver, Work, error};
+use super::{IocpDriver, Work, datagram, error};
 
 impl IocpDriver {
     pub(super) fn start_accept(&mut self, listener: ListenerId, mode: AcceptMode) {
@@ -28,13 +28,14 @@ impl IocpDriver {
             }
             Err(number) => {
                 let error = error::io(number);
+                self.listeners.owe(listener, 1);
                 self.ready.push_back(Event::AcceptFailed { listener, mode, error });
             }
         }
     }
 
     /// Has a socket's packets come to this worker's port, once and for its life.
-    fn attach(&self, socket: SOCKET) -> Result<(), i32> {
+    pub(super) fn attach(&self, socket: SOCKET) -> Result<(), i32> {
         let number = |error: io::Error| error.raw_os_error().unwrap_or(error::UNSUPPORTED);
         // First of all: where the rest fails, that is told when the socket was found empty, which must not
         // mean waiting for the peer.
@@ -96,16 +97,23 @@ impl IocpDriver {
             let op = &self.ops.get(key.slot).recv;
             op.begin(Kind::Recv, key);
             self.counters.sqes.add(1);
-            match socket::wait_readable(slot.socket, op, self.skip) {
+            let started = if slot.datagram {
+                datagram::wait_readable(slot.socket, op)
+            } else {
+                socket::wait_readable(slot.socket, op, self.skip)
+            };
+            match started {
                 Started::Pending => {
                     slot.ops.insert(Ops::RECV);
                     self.in_flight += 1;
                     return;
                 }
                 Started::Done(_) => {}
+                Started::Failed(number) if slot.datagram => self.note_datagram_failure(key, number),
                 Started::Failed(number) => slot.failed = number,
             }
         }
+        let Some(slot) = self.slots.usable(key) else { return };
         slot.ops.insert(Ops::READING);
         self.later.push_back(Work::Read(key));
     }
@@ -174,11 +182,16 @@ impl IocpDriver {
             self.counters.sqes.add(1);
             socket::cancel(slot.socket, &ops.send);
         }
+        let handle = slot.socket;
+        if slot.datagram {
+            self.close_datagrams(key, handle);
+        }
+        let Some(slot) = self.slots.get(key) else { return };
         if slot.ops.has(Ops::SENT) {
             let chain = slot.chain.take();
             self.memory.chunks.clear(chain);
         }
-        if how == CloseHow::Reset && !slot.ops.has(Ops::CONNECT) {
+        if how == CloseHow::Reset && !slot.datagram && !slot.ops.has(Ops::CONNECT) {
             socket::reset_on_close(slot.socket);
         }
         self.counters.sqes.add(1);

@@ -63,6 +63,9 @@ impl World {
             }
             Kind::Recv { key, .. } => Cqe::RecvEnded { key: *key, end: End::Stopped },
             Kind::Connect { key, .. } => Cqe::Connected { key: *key, result: Err(errno::ECANCELED) },
+            Kind::SendDatagram { key, token, .. } => {
+                Cqe::DatagramSent { key: *key, token: *token, result: Err(errno::ECANCELED) }
+            }
         };
         self.end_op(ring, id, cqe);
     }
@@ -77,7 +80,7 @@ impl World {
                 self.conns.get(&sock.conn).is_none_or(|conn| conn.ends[sock.side].state != State::Connecting)
             }
             Kind::Recv { sock, .. } => self.is_readable(sock),
-            Kind::Accept { .. } | Kind::Send { .. } => true,
+            Kind::Accept { .. } | Kind::Send { .. } | Kind::SendDatagram { .. } => true,
         };
         if can {
             self.run(ring, id);
@@ -88,9 +91,10 @@ impl World {
 
     pub(crate) fn begin_close(&mut self, ring: usize, key: Key) {
         let Some(slot) = self.rings[ring].slot_mut(key) else { return };
-        let ops = [slot.recv, slot.send, slot.connect];
+        let (ops, sends) = ([slot.recv, slot.send, slot.connect], slot.datagrams > 0);
+        let datagrams = if sends { self.datagram_ops(ring, key) } else { Vec::new() };
         self.post(ring, Cqe::Closed { key });
-        for op in ops.into_iter().flatten() {
+        for op in ops.into_iter().flatten().chain(datagrams) {
             self.cancel(ring, op);
         }
         self.release_if_idle(ring, key);
@@ -107,9 +111,14 @@ impl World {
         if pending || ops.any(|op| this.ops.contains_key(&op)) {
             return;
         }
+        if slot.datagrams > 0 && !self.datagram_ops(ring, key).is_empty() {
+            return;
+        }
+        let this = &mut self.rings[ring];
         this.slots[key.slot as usize].phase = Phase::Closing(None, how);
         this.sockets -= usize::from(!slot.no_entry);
-        self.close_sock(sock, how == CloseHow::Reset);
+        // A Unix stream cannot be reset.
+        self.close_sock(sock, how == CloseHow::Reset && !self.is_local(sock));
     }
 
     /// Asks for the end of everything that is in flight.

@@ -7,7 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
-use super::super::{Driver, Waker};
+use super::super::{
+    Addresses, DATAGRAM_SENDS, Datagram, DatagramConfig, Driver, ListenConfig, Listening, Waker,
+    check_datagram_room,
+};
+use super::control::{Number, is_unix};
 use super::errno;
 use super::ring::{Cqe, End, Kind, Phase, Ring, Shape, Slot, Sqe};
 use super::script::{Place, Shortage, Strike};
@@ -15,7 +19,7 @@ use super::tcp::{Owner, Sock};
 use super::world::{Shared, World};
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::ConnectConfig;
+use crate::config::{ConnectConfig, SocketOptions};
 use crate::metrics::Counters;
 
 /// A listening socket of the simulated kernel, on its way to a driver.
@@ -100,9 +104,21 @@ impl SimDriver {
         (slot, sock)
     }
 
+    fn start_connect(world: &mut World, ring: usize, key: Key, from: SocketAddr, to: SocketAddr) {
+        let sock = world.open(from, to, Owner::Nobody);
+        Self::occupy(world, ring, key, sock);
+        let full = world.rings[ring].is_table_full();
+        world.rings[ring].sockets += usize::from(!full);
+        Self::open(world, ring, key).0.no_entry = full;
+        let op = world.start(ring, Kind::Connect { key, sock });
+        let (slot, _) = Self::open(world, ring, key);
+        slot.ops += 1;
+        slot.connect = Some(op);
+    }
+
     fn world_listener(world: &World, ring: usize, id: ListenerId) -> u32 {
         match world.rings[ring].listeners.get(usize::from(id.0)) {
-            Some(Some(listener)) => *listener,
+            Some(Number { listener: Some(listener), .. }) => *listener,
             _ => panic!("driver contract broken: {id:?} is unknown or removed"),
         }
     }
@@ -121,11 +137,16 @@ impl SimDriver {
             Cqe::Woken => Some(Event::Woken),
             Cqe::Accepted { id, socket, peer, mode, armed } => {
                 this.in_flight -= usize::from(!armed);
+                if !armed {
+                    this.owe_accept(id, -1);
+                }
                 let peer = (mode == AcceptMode::Once || knows_peer).then_some(peer);
+                let peer = peer.filter(|peer| !is_unix(*peer));
                 Some(Event::Accepted { listener: id, socket, peer, mode, armed })
             }
             Cqe::AcceptFailed { id, mode, error } => {
                 this.in_flight -= 1;
+                this.owe_accept(id, -1);
                 let error = io::Error::from_raw_os_error(error);
                 Some(Event::AcceptFailed { listener: id, mode, error })
             }
@@ -157,6 +178,11 @@ impl SimDriver {
                 let event = Event::Connected { key, result };
                 this.settle(key, Some(Which::Connect)).pick(key, event)
             }
+            Cqe::DatagramSent { key, token, result } => {
+                let result = result.map_err(io::Error::from_raw_os_error);
+                let event = Event::DatagramSent { key, token, result };
+                this.settle(key, Some(Which::Datagram)).pick(key, event)
+            }
             Cqe::Closed { key } => this.settle(key, Some(Which::Close)).pick(key, Event::Closed { key }),
         }
     }
@@ -183,6 +209,7 @@ enum Which {
     Recv,
     Send,
     Connect,
+    Datagram,
     Close,
 }
 
@@ -220,6 +247,7 @@ impl Ring {
                 Which::Recv => slot.recv = None,
                 Which::Send => slot.send = None,
                 Which::Connect => slot.connect = None,
+                Which::Datagram => slot.datagrams -= 1,
                 Which::Close => {}
             }
         }
@@ -261,10 +289,9 @@ impl Driver for SimDriver {
             let Some(shared) = world.listeners.get_mut(&listener.0) else {
                 return Err(io::Error::from_raw_os_error(errno::EADDRNOTAVAIL));
             };
+            let id = world.rings[ring].number(listener.0)?;
             shared.users += 1;
-            let listeners = &mut world.rings[ring].listeners;
-            listeners.push(Some(listener.0));
-            Ok(ListenerId((listeners.len() - 1) as u16))
+            Ok(id)
         })
     }
 
@@ -279,6 +306,7 @@ impl Driver for SimDriver {
     fn accept(&mut self, id: ListenerId, mode: AcceptMode) {
         self.with(|world, ring| {
             let listener = Self::world_listener(world, ring, id);
+            world.rings[ring].owe_accept(id, 1);
             world.start(ring, Kind::Accept { listener, id, mode });
         });
     }
@@ -293,10 +321,9 @@ impl Driver for SimDriver {
     fn remove_listener(&mut self, id: ListenerId) {
         self.with(|world, ring| {
             let listener = Self::world_listener(world, ring, id);
-            let mut ops = world.rings[ring].ops.values();
-            let armed = ops.any(|op| matches!(op.kind, Kind::Accept { id: of, .. } if of == id));
-            contract!(!armed, "{id:?} is removed with an accept armed");
-            world.rings[ring].listeners[usize::from(id.0)] = None;
+            let number = &mut world.rings[ring].listeners[usize::from(id.0)];
+            contract!(number.untold == 0, "{id:?} is removed with an accept armed");
+            number.listener = None;
             world.push(ring, Sqe::Unlisten(listener));
         });
     }
@@ -328,17 +355,59 @@ impl Driver for SimDriver {
             let free = world.ephemeral(config.target);
             let host = host.filter(|host| host.is_ipv4() == config.target.is_ipv4()).unwrap_or(free.ip());
             let from = SocketAddr::new(host, port.unwrap_or(free.port()));
-            let sock = world.open(from, config.target, Owner::Nobody);
-            Self::occupy(world, ring, key, sock);
-            let full = world.rings[ring].is_table_full();
-            world.rings[ring].sockets += usize::from(!full);
-            Self::open(world, ring, key).0.no_entry = full;
-            let op = world.start(ring, Kind::Connect { key, sock });
-            let (slot, _) = Self::open(world, ring, key);
-            slot.ops += 1;
-            slot.connect = Some(op);
+            Self::start_connect(world, ring, key, from, config.target);
             Ok(())
         })
+    }
+
+    fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
+        check_datagram_room(&self.memory)?;
+        self.with(|world, ring| {
+            let socket = world.open_datagram(ring, config)?;
+            Self::occupy(world, ring, key, Sock { conn: socket, side: 0 });
+            Self::open(world, ring, key).0.no_entry = true;
+            Ok(())
+        })
+    }
+
+    fn send_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
+        self.with(|world, ring| {
+            let (slot, sock) = Self::open(world, ring, key);
+            contract!(slot.datagrams < DATAGRAM_SENDS, "{key:?} has too many datagrams under way");
+            contract!(world.datagrams.contains_key(&sock.conn), "{key:?} is no datagram socket");
+            world.start(ring, Kind::SendDatagram { key, sock, token, datagram: Some(datagram) });
+            let (slot, _) = Self::open(world, ring, key);
+            slot.ops += 1;
+            slot.datagrams += 1;
+        });
+    }
+
+    #[cfg(unix)]
+    fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
+        self.with(|world, ring| {
+            let any = [Shortage::ProcessFiles, Shortage::SystemFiles, Shortage::Buffers];
+            let probability = world.settings.faults.connect_error;
+            let shortage = world.strikes_short_of(Strike::ConnectError, Place::ring(ring), probability, &any);
+            if let Some(shortage) = shortage {
+                return Err(io::Error::from_raw_os_error(shortage.errno()));
+            }
+            let (from, target) = (world.unix_nowhere(), world.unix_address(target, false));
+            Self::start_connect(world, ring, key, from, target);
+            Ok(())
+        })
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        self.with(|world, ring| world.listen_at_run_time(ring, config))
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with(|world, ring| world.addresses_of(ring, key))
+    }
+
+    /// Checks them; options are ignored here.
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        self.with(|world, ring| world.check_options_of(ring, key, options))
     }
 
     fn recv(&mut self, key: Key) {
@@ -368,6 +437,7 @@ impl Driver for SimDriver {
             contract!(slot.send.is_none(), "{key:?} sends already");
             contract!(slot.connect.is_none(), "{key:?} is not connected yet");
             contract!(!chain.is_empty(), "{key:?} sends an empty chain");
+            contract!(!world.datagrams.contains_key(&sock.conn), "{key:?} is a datagram socket");
             let op = world.start(ring, Kind::Send { key, sock, chain, taken: 0 });
             let (slot, _) = Self::open(world, ring, key);
             slot.ops += 1;

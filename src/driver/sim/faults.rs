@@ -17,7 +17,7 @@ pub struct Faults {
     /// Per attempt to accept a connection that waits: it is gone (ECONNABORTED), reset for its
     /// client.
     pub accept_aborted: f64,
-    /// Per outgoing connection: no socket can be made (EMFILE, ENFILE, ENOBUFS) or no local port is
+    /// Per outgoing connection, and per datagram socket: no socket can be made (EMFILE, ENFILE, ENOBUFS) or no local port is
     /// left (EADDRNOTAVAIL).
     pub connect_error: f64,
     /// Per outgoing connection: a router answers that there is no way (EHOSTUNREACH or ENETUNREACH).
@@ -47,7 +47,8 @@ pub struct Faults {
     pub stuck_cancel: f64,
     /// Per segment: it is lost once, and arrives 200 ms later.
     pub segment_loss: f64,
-    /// Per segment: with it the connection stalls, both directions, for up to
+    /// Per segment or datagram: with it the connection, or the socket that the datagram is for, stalls, both
+    /// directions, for up to
     /// [`stall_for`](Self::stall_for).
     pub stall: f64,
     /// How long a stall may last. 2 s by default.
@@ -57,6 +58,17 @@ pub struct Faults {
     /// Per segment: the end that it was for has given the connection up (ETIMEDOUT), as keepalive or
     /// `TCP_USER_TIMEOUT` do. The other end learns of it by a reset.
     pub timed_out: f64,
+    /// Per datagram that is sent: it is lost, and nobody repeats it.
+    pub datagram_loss: f64,
+    /// Per datagram that is sent: it arrives twice.
+    pub datagram_duplicate: f64,
+    /// Per datagram that is sent: it is late, by up to [`datagram_reorder_by`](Self::datagram_reorder_by), and
+    /// those behind it do not wait.
+    pub datagram_reorder: f64,
+    /// How late a datagram may be. 1 ms by default.
+    pub datagram_reorder_by: Duration,
+    /// Per send of a datagram: the system has no room for it (ENOBUFS or ENOMEM).
+    pub datagram_error: f64,
     /// Per turn of a worker: its thread is not scheduled for up to [`pause_for`](Self::pause_for).
     pub pause: f64,
     /// How long a worker's thread may not be scheduled. 50 ms by default.
@@ -89,6 +101,11 @@ impl Default for Faults {
             stall_for: Duration::from_secs(2),
             reset: 0.0,
             timed_out: 0.0,
+            datagram_loss: 0.0,
+            datagram_duplicate: 0.0,
+            datagram_reorder: 0.0,
+            datagram_reorder_by: Duration::from_millis(1),
+            datagram_error: 0.0,
             pause: 0.0,
             pause_for: Duration::from_millis(50),
             clock_jump: 0.0,
@@ -120,6 +137,10 @@ impl Faults {
             ("stall", self.stall),
             ("reset", self.reset),
             ("timed_out", self.timed_out),
+            ("datagram_loss", self.datagram_loss),
+            ("datagram_duplicate", self.datagram_duplicate),
+            ("datagram_reorder", self.datagram_reorder),
+            ("datagram_error", self.datagram_error),
             ("pause", self.pause),
             ("clock_jump", self.clock_jump),
         ];
@@ -139,7 +160,8 @@ impl Faults {
     /// Everything that a correct program does not notice, each with this probability: failing
     /// accepts, short receives and sends, missing buffers, full completion queues, receives that
     /// end, completions that are late or change places, cancels that lose their race; lost segments
-    /// with a tenth of it. Nothing that ends a connection, and nothing that takes much time.
+    /// with a tenth of it. Nothing that ends a connection, and nothing that takes much time. Datagrams arrive, once and in
+    /// order, unless a receiver has no room for them.
     pub fn benign(probability: f64) -> Self {
         Self {
             accept_error: probability,
@@ -155,8 +177,8 @@ impl Faults {
         }
     }
 
-    /// What a program must live through although it notices: [`benign`](Self::benign), and with a
-    /// tenth of the probability resets, connections that time out, stall, cannot be made or are gone
+    /// What a program must live through although it notices: [`benign`](Self::benign), lost, repeated and late
+    /// datagrams, and with a tenth of the probability datagrams that cannot be sent, resets, connections that time out, stall, cannot be made or are gone
     /// before they are accepted, threads that are not scheduled; with a hundredth leaps of the
     /// clock. No operation that ignores a cancel: a real kernel has none.
     pub fn hostile(probability: f64) -> Self {
@@ -168,6 +190,10 @@ impl Faults {
             stall: tenth,
             reset: tenth,
             timed_out: tenth,
+            datagram_loss: probability,
+            datagram_duplicate: probability,
+            datagram_reorder: probability,
+            datagram_error: tenth,
             pause: tenth,
             clock_jump: probability / 100.0,
             ..Self::benign(probability)

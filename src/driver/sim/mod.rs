@@ -46,6 +46,8 @@
 //! | `tcp.rs` | handshake, data, FIN, RST |
 //! | `ring.rs` | submissions, task work, completions and their order |
 //! | `transfer.rs` | accepting, receiving and sending |
+//! | `control.rs` | listeners made at run time, addresses, options, Unix streams |
+//! | `datagram.rs` | datagram sockets |
 //! | `cancel.rs` | cancelling, closing, buffers that are held |
 //! | `faults.rs`, `script.rs` | what goes wrong by chance, and on demand |
 //! | `peer.rs` | scripted peers |
@@ -57,12 +59,15 @@
 //! control, no keepalive, no `TCP_USER_TIMEOUT`, no linger time, no `TIME_WAIT`; socket options are
 //! ignored. A repetition is only of what a partition, a stall or a full accept queue held back. A closing
 //! socket waits for ever for a peer that does not read. Source addresses are not checked for being in
-//! use. A worker's turn takes no time here; [`crate::sim`] adds some.
+//! use. A listener made at run time is on its worker's host, if the worker has one, also where it asks for any
+//! address. Unix streams take time and meet the network's faults (`control.rs`). A worker's turn takes no time here; [`crate::sim`] adds some.
 //!
 //! What may not enter this room: threads, real time, hash maps (their order is not the seed's),
 //! `unsafe`.
 
 mod cancel;
+mod control;
+mod datagram;
 mod driver;
 mod errno;
 mod faults;

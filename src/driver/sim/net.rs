@@ -71,7 +71,7 @@ impl Net {
         self.links.get(&(a.min(b), a.max(b))).copied()
     }
 
-    fn is_cut(&self, from: SocketAddr, to: SocketAddr) -> bool {
+    pub(crate) fn is_cut(&self, from: SocketAddr, to: SocketAddr) -> bool {
         let one = !self.cut.is_empty() && (self.cut.contains(&from) || self.cut.contains(&to));
         one || (!self.cut_pairs.is_empty() && self.cut_pairs.contains(&(from.ip(), to.ip())))
     }
@@ -95,6 +95,16 @@ impl World {
     pub(crate) fn latency(&mut self, conn: u64) -> Duration {
         let ends = self.conns.get(&conn).map(|conn| (conn.ends[0].addr.ip(), conn.ends[1].addr.ip()));
         let own = ends.and_then(|(a, b)| self.net.latency(a, b));
+        self.travel_time(own)
+    }
+
+    /// How long a datagram from one host to another takes.
+    pub(crate) fn latency_between(&mut self, from: IpAddr, to: IpAddr) -> Duration {
+        let own = self.net.latency(from, to);
+        self.travel_time(own)
+    }
+
+    fn travel_time(&mut self, own: Option<(Duration, Duration)>) -> Duration {
         let (least, most) = own.unwrap_or(self.settings.latency);
         let nanos = self.rng.between(least.as_nanos() as u64, most.as_nanos() as u64);
         // One packet in sixteen met a queue somewhere.
@@ -168,11 +178,13 @@ impl World {
             && conn.listener.is_some_and(|id| self.listeners.contains_key(&id) && !self.has_room(id))
     }
 
-    pub(crate) fn stall(&mut self, conn: u64, time: Duration) {
+    /// Nothing of a connection, or of a datagram socket, passes for some time.
+    pub(crate) fn stall(&mut self, conn_or_socket: u64, time: Duration) {
         let until = self.now + time;
-        if let Some(conn) = self.conns.get_mut(&conn) {
+        if let Some(conn) = self.conns.get_mut(&conn_or_socket) {
             conn.stalled_until = conn.stalled_until.max(until);
         }
+        self.stall_datagrams(conn_or_socket, until);
     }
 
     /// Ends whose other end is gone, or is to be reset, with the news lost on the way, learn of it, as

@@ -14,7 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::Datagram;
 use super::super::event::{AcceptMode, CloseHow, Key, ListenerId, Socket};
+use super::control::Number;
 use super::errno;
 use super::script::{Place, Strike};
 use super::tcp::{Io, Sock};
@@ -45,6 +47,7 @@ pub(crate) enum Kind {
     Recv { key: Key, sock: Sock },
     Send { key: Key, sock: Sock, chain: Chain, taken: u64 },
     Connect { key: Key, sock: Sock },
+    SendDatagram { key: Key, sock: Sock, token: u32, datagram: Option<Datagram> },
 }
 
 /// An operation that the kernel has.
@@ -115,7 +118,7 @@ impl Shape {
 /// Completions that keep their order: those of one kind of one connection or listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lane {
-    kind: u8,
+    kind: u64,
     slot: u32,
     generation: u32,
 }
@@ -154,6 +157,7 @@ pub(crate) enum Cqe {
     RecvEnded { key: Key, end: End },
     Sent { key: Key, chain: Chain, result: Result<u64, i32> },
     Connected { key: Key, result: Result<(), i32> },
+    DatagramSent { key: Key, token: u32, result: Result<usize, i32> },
     Closed { key: Key },
     Woken,
 }
@@ -166,6 +170,8 @@ impl Cqe {
             Self::Accepted { id, .. } | Self::AcceptFailed { id, .. } => Some(accept(id)),
             Self::Sent { key, .. } => Some(of(1, key)),
             Self::Connected { key, .. } => Some(of(2, key)),
+            // Each by itself: those of one socket may overtake each other.
+            Self::DatagramSent { key, token, .. } => Some(of(3 + u64::from(*token), key)),
             // What is received late was taken late: see `wake_op`.
             Self::Data { .. } | Self::RecvEnded { .. } | Self::Closed { .. } | Self::Woken => None,
         }
@@ -182,7 +188,9 @@ pub(crate) struct Slot {
     pub(crate) recv: Option<u64>,
     pub(crate) send: Option<u64>,
     pub(crate) connect: Option<u64>,
-    /// Its socket found no entry in the descriptor table.
+    /// Datagrams among the operations.
+    pub(crate) datagrams: u32,
+    /// Its socket has no entry in the descriptor table.
     pub(crate) no_entry: bool,
 }
 
@@ -208,7 +216,7 @@ pub(crate) struct Ring {
     pub(crate) ops: BTreeMap<u64, Op>,
     pub(crate) slots: Vec<Slot>,
     /// The world's listeners, by [`ListenerId`].
-    pub(crate) listeners: Vec<Option<u32>>,
+    pub(crate) listeners: Vec<Number>,
     /// Accepted, not adopted.
     pub(crate) loose: BTreeMap<i32, Sock>,
     pub(crate) next_socket: i32,
@@ -401,15 +409,20 @@ impl World {
             }
             Kind::Send { sock, .. } => {
                 self.set_writer(sock, Some((ring, id)));
-                if self.rng.one_in(4) {
-                    // Not at once, as when the kernel hands it to another thread.
-                    let delay = self.rng.between(0, 20_000);
-                    self.schedule_in(delay, Action::Run { ring, op: id });
-                } else {
-                    self.run(ring, id);
-                }
+                self.run_soon(ring, id);
             }
+            Kind::SendDatagram { .. } => self.run_soon(ring, id),
             Kind::Connect { key, sock } => self.begin_connect(ring, id, key, sock),
+        }
+    }
+
+    fn run_soon(&mut self, ring: usize, op: u64) {
+        if self.rng.one_in(4) {
+            // Not at once, as when the kernel hands it to another thread.
+            let delay = self.rng.between(0, 20_000);
+            self.schedule_in(delay, Action::Run { ring, op });
+        } else {
+            self.run(ring, op);
         }
     }
 
@@ -446,6 +459,9 @@ impl World {
             let error = if self.rng.one_in(2) { errno::EHOSTUNREACH } else { errno::ENETUNREACH };
             return self.connected(ring, id, key, Err(error));
         }
+        if let Some(error) = self.refused_at_once(sock) {
+            return self.connected(ring, id, key, Err(error));
+        }
         self.set_writer(sock, Some((ring, id)));
         self.send_syn(sock);
     }
@@ -458,6 +474,7 @@ impl World {
             }
             Kind::Recv { key, sock } => self.run_recv(ring, id, key, sock),
             Kind::Send { key, sock, .. } => self.run_send(ring, id, key, sock),
+            Kind::SendDatagram { .. } => self.run_send_datagram(ring, id),
             Kind::Connect { key, sock } => match self.connecting(sock) {
                 Io::WouldBlock => {}
                 Io::Error(error) => self.connected(ring, id, key, Err(error)),
@@ -482,7 +499,10 @@ impl World {
     /// The connection that an operation is for.
     pub(crate) fn conn_of(&self, ring: usize, id: u64) -> Option<u64> {
         match self.rings[ring].ops.get(&id)?.kind {
-            Kind::Recv { sock, .. } | Kind::Send { sock, .. } | Kind::Connect { sock, .. } => Some(sock.conn),
+            Kind::Recv { sock, .. }
+            | Kind::Send { sock, .. }
+            | Kind::Connect { sock, .. }
+            | Kind::SendDatagram { sock, .. } => Some(sock.conn),
             Kind::Accept { .. } => None,
         }
     }
@@ -511,6 +531,7 @@ impl World {
                 self.set_writer(sock, None);
                 self.release_if_idle(ring, key);
             }
+            Kind::SendDatagram { key, .. } => self.release_if_idle(ring, key),
         }
     }
 
@@ -576,7 +597,7 @@ impl World {
         for sock in socks {
             self.close_sock(sock, false);
         }
-        for id in std::mem::take(&mut self.rings[ring].listeners).into_iter().flatten() {
+        for id in std::mem::take(&mut self.rings[ring].listeners).into_iter().filter_map(|n| n.listener) {
             if let Some(listener) = self.listeners.get_mut(&id) {
                 listener.waiting.retain(|waiting| waiting.0 != ring);
             }

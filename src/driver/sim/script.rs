@@ -49,7 +49,8 @@ pub enum Fault {
     AcceptError(Shortage),
     /// The connection that was to be accepted is gone: ECONNABORTED. Chance: as above.
     AcceptAborted,
-    /// No socket for an outgoing connection. Chance: an outgoing connection of a worker.
+    /// No socket for an outgoing connection, or for datagrams. Chance: an outgoing connection, or a datagram socket,
+    /// of a worker.
     ConnectError(Shortage),
     /// No way to the target: EHOSTUNREACH. Chance: an outgoing connection of a worker.
     Unreachable,
@@ -86,8 +87,9 @@ pub enum Fault {
     StuckCancel,
     /// A segment is lost once, and arrives 200 ms later. Chance: a segment that is sent.
     SegmentLoss,
-    /// Nothing of a connection passes, in both directions. Chance: a segment that arrives, or, for a
-    /// connection chosen by [`When::peer`] alone, the moment itself.
+    /// Nothing of a connection or a datagram socket passes, in both directions. Chance: a segment that arrives, a
+    /// datagram that arrives (its receiver's socket stalls), or, for a connection chosen by [`When::peer`] (a
+    /// socket by [`When::datagram_peer`]) alone, the moment itself.
     Stall {
         /// For how long.
         time: Duration,
@@ -97,6 +99,18 @@ pub enum Fault {
     /// A segment's receiver (for a connection chosen by [`When::peer`] alone: the other end than the
     /// peer's) has given the connection up: ETIMEDOUT. Chance: as for [`Stall`](Self::Stall).
     TimedOut,
+    /// A datagram is lost. Chance: a datagram that is sent, of a worker chosen by [`When::worker`] or of a peer
+    /// chosen by [`When::datagram_peer`].
+    DatagramLoss,
+    /// A datagram arrives twice. Chance: a datagram that is sent and not lost.
+    DatagramDuplicate,
+    /// A datagram is late, and those behind it do not wait. Chance: as above.
+    DatagramReorder {
+        /// How much later.
+        by: Duration,
+    },
+    /// The system has no room for a datagram. Chance: a datagram that a worker sends.
+    DatagramError(Shortage),
     /// A worker's thread is not scheduled. Chance: a turn of a worker.
     Pause {
         /// For how long.
@@ -147,6 +161,10 @@ pub(crate) enum Strike {
     Stall,
     Reset,
     TimedOut,
+    DatagramLoss,
+    DatagramDuplicate,
+    DatagramReorder,
+    DatagramError,
     Pause,
     HoldBuffers,
     ClockJump,
@@ -172,6 +190,10 @@ impl Strike {
             Self::Stall => "fault: stall of",
             Self::Reset => "fault: reset of",
             Self::TimedOut => "fault: time-out of",
+            Self::DatagramLoss => "fault: datagram lost from",
+            Self::DatagramDuplicate => "fault: datagram twice from",
+            Self::DatagramReorder => "fault: datagram late from",
+            Self::DatagramError => "fault: datagram refused to",
             Self::Pause => "fault: pause of",
             Self::HoldBuffers => "fault: buffers held of",
             Self::ClockJump => "fault: clock jump",
@@ -199,6 +221,10 @@ impl Fault {
             Self::Stall { .. } => Strike::Stall,
             Self::Reset => Strike::Reset,
             Self::TimedOut => Strike::TimedOut,
+            Self::DatagramLoss => Strike::DatagramLoss,
+            Self::DatagramDuplicate => Strike::DatagramDuplicate,
+            Self::DatagramReorder { .. } => Strike::DatagramReorder,
+            Self::DatagramError(_) => Strike::DatagramError,
             Self::Pause { .. } => Strike::Pause,
             Self::HoldBuffers { .. } => Strike::HoldBuffers,
             Self::ClockJump { .. } => Strike::ClockJump,
@@ -393,6 +419,7 @@ impl World {
                 Fault::Stall { time }
                 | Fault::Pause { time }
                 | Fault::LateCompletion { by: time }
+                | Fault::DatagramReorder { by: time }
                 | Fault::ClockJump { by: time },
             ) => Some(time),
             Hit::Chance | Hit::Script(_) => {
@@ -428,7 +455,9 @@ impl World {
     ) -> Option<Shortage> {
         match self.hit(strike, place, probability) {
             Hit::No => None,
-            Hit::Script(Fault::AcceptError(shortage) | Fault::ConnectError(shortage)) => Some(shortage),
+            Hit::Script(
+                Fault::AcceptError(shortage) | Fault::ConnectError(shortage) | Fault::DatagramError(shortage),
+            ) => Some(shortage),
             Hit::Chance | Hit::Script(_) => {
                 let pick = self.rng.below(any.len() as u64) as usize;
                 any.get(pick).copied()

@@ -402,8 +402,9 @@ impl World {
     }
 
     pub(crate) fn set_reader(&mut self, sock: Sock, op: Option<(usize, u64)>) {
-        if let Some(end) = self.end_mut(sock) {
-            end.reader = op;
+        match self.end_mut(sock) {
+            Some(end) => end.reader = op,
+            None => self.set_datagram_reader(sock, op),
         }
     }
 
@@ -439,7 +440,9 @@ impl World {
 
     /// Whether something more than nothing waits, without taking it.
     pub(crate) fn is_readable(&self, sock: Sock) -> bool {
-        let Some(conn) = self.conns.get(&sock.conn) else { return true };
+        let Some(conn) = self.conns.get(&sock.conn) else {
+            return self.is_datagram_readable(sock).unwrap_or(true);
+        };
         let (end, pipe) = (&conn.ends[sock.side], &conn.pipes[sock.other().side]);
         !pipe.arrived.is_empty() || pipe.fin_arrived || end.error.is_some() || end.state == State::Dead
     }
@@ -487,8 +490,11 @@ impl World {
         self.pump(sock);
     }
 
-    /// Closes: by FIN, or by reset when asked to or when data is left unread.
+    /// Closes: by FIN, or by reset when asked to or when data is left unread. A datagram socket is gone at once.
     pub(crate) fn close_sock(&mut self, sock: Sock, reset: bool) {
+        if self.close_datagram_sock(sock.conn) {
+            return;
+        }
         let Some(conn) = self.conns.get_mut(&sock.conn) else { return };
         let end = &mut conn.ends[sock.side];
         if end.closed {

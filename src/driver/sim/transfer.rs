@@ -15,7 +15,7 @@ use crate::buffer::Buf;
 const PIECES_PER_WAKE: u32 = 33;
 
 /// What one attempt to receive came to.
-enum Piece {
+pub(super) enum Piece {
     /// Data, and perhaps more behind it.
     Data(Buf),
     End(End),
@@ -99,7 +99,12 @@ impl World {
     }
 
     pub(crate) fn run_recv(&mut self, ring: usize, op: u64, key: Key, sock: Sock) {
-        match self.rings[ring].shape.receiving {
+        let receiving = match self.rings[ring].shape.receiving {
+            // Datagrams are received by one operation for all, or by a system call when there is one.
+            Receiving::Once if self.datagrams.contains_key(&sock.conn) => Receiving::Polled,
+            receiving => receiving,
+        };
+        match receiving {
             Receiving::Multishot => self.run_recv_multishot(ring, op, key, sock),
             Receiving::Once => self.run_recv_once(ring, op, key, sock),
             Receiving::Ready if !self.is_readable(sock) => {}
@@ -163,6 +168,9 @@ impl World {
     }
 
     fn recv_piece(&mut self, ring: usize, sock: Sock) -> Piece {
+        if self.datagrams.contains_key(&sock.conn) {
+            return self.datagram_piece(ring, sock);
+        }
         let pool = self.rings[ring].memory.pool.clone();
         let place = Place::conn(ring, sock.conn);
         let (no_buffer, short) = (self.settings.faults.no_buffer, self.settings.faults.short_recv);
@@ -291,6 +299,10 @@ impl World {
             },
             Cqe::Sent { key, result, .. } => ("sent", name(*key), sign(result)),
             Cqe::Connected { key, result } => ("connected", name(*key), sign(&result.map(|()| 0))),
+            Cqe::DatagramSent { key, token, result } => {
+                self.trace.note_content(&token.to_le_bytes());
+                ("datagram sent", name(*key), sign(&result.map(|bytes| bytes as u64)))
+            }
             Cqe::Closed { key } => ("closed", name(*key), 0),
             Cqe::Woken => ("woken", 0, 0),
         };

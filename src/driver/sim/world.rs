@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::datagram::{DatagramSock, Packet};
 use super::faults::Faults;
 use super::net::Net;
 use super::peer::PeerState;
@@ -41,6 +42,8 @@ pub(crate) enum Action {
     Credit { from: Sock, bytes: usize },
     /// A scripted peer looks at what has arrived.
     PeerRead { peer: u64 },
+    /// A datagram arrives, or news of one.
+    Datagram(Box<Packet>),
     /// An operation goes on.
     Run { ring: usize, op: u64 },
     /// An operation whose turn was put off has it.
@@ -69,6 +72,8 @@ pub(crate) struct Listener {
     pub(crate) waiting: VecDeque<(usize, u64)>,
     /// Rings that accept from it; 0 for a scripted peer's.
     pub(crate) users: u32,
+    /// Others may listen on the address too (`SO_REUSEPORT`).
+    pub(crate) shared: bool,
 }
 
 impl Listener {
@@ -87,10 +92,15 @@ pub(crate) struct World {
     agenda: BTreeMap<(Time, u64), Action>,
     serial: u64,
     pub(crate) conns: BTreeMap<u64, Conn>,
+    /// By number, which is none of a connection.
+    pub(crate) datagrams: BTreeMap<u64, DatagramSock>,
     pub(crate) listeners: BTreeMap<u32, Listener>,
     pub(crate) rings: Vec<Ring>,
     pub(crate) peers: BTreeMap<u64, PeerState>,
     pub(crate) net: Net,
+    /// Names of Unix sockets.
+    #[cfg(unix)]
+    pub(crate) names: super::control::Names,
     pub(crate) script: Script,
     next_port: u16,
     /// By how much the clock leapt, all leaps together.
@@ -108,10 +118,13 @@ impl World {
             agenda: BTreeMap::new(),
             serial: 0,
             conns: BTreeMap::new(),
+            datagrams: BTreeMap::new(),
             listeners: BTreeMap::new(),
             rings: Vec::new(),
             peers: BTreeMap::new(),
             net: Net::default(),
+            #[cfg(unix)]
+            names: Default::default(),
             script: Script::default(),
             next_port: 0,
             leapt: Duration::ZERO,
@@ -177,6 +190,7 @@ impl World {
             Action::Deliver { to } => self.deliver(to),
             Action::Credit { from, bytes } => self.credit(from, bytes),
             Action::PeerRead { peer } => self.peer_read(peer),
+            Action::Datagram(packet) => self.datagram_arrives(*packet),
             Action::Run { ring, op } => self.wake_op(ring, op),
             Action::Late { ring, op } => self.wake_late(ring, op),
             Action::Cancelled { ring, op } => self.cancelled(ring, op),
@@ -201,6 +215,7 @@ impl World {
         for conn in self.conns.values_mut() {
             conn.stalled_until = Time::ZERO;
         }
+        self.calm_datagrams();
         self.tell_half_open();
         self.calm_rings();
     }
@@ -221,7 +236,14 @@ impl World {
         let id = self.fresh() as u32;
         self.listeners.insert(
             id,
-            Listener { addr, backlog, queue: VecDeque::new(), waiting: VecDeque::new(), users: 0 },
+            Listener {
+                addr,
+                backlog,
+                queue: VecDeque::new(),
+                waiting: VecDeque::new(),
+                users: 0,
+                shared: true,
+            },
         );
         id
     }

@@ -9,11 +9,13 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use io_uring::cqueue;
 
-use crate::driver::{AcceptMode, Event, Key, ListenerId, Socket, sys};
+use crate::driver::{AcceptMode, Driver, Event, Key, ListenerId, Socket, sys};
 
 use super::UringDriver;
+use super::control::Pending;
 use super::listeners::once_of;
 use super::slots::Ops;
+use super::submit::Submission;
 use super::user_data::{Kind, decode};
 
 /// Completions copied out of the queue at a time.
@@ -90,6 +92,11 @@ impl UringDriver {
                 }
                 None
             }
+            Kind::UnixConnect => self.unix_connected(key),
+            Kind::Install => {
+                Submission::installed_late(result);
+                None
+            }
             Kind::Ignore | Kind::Cancel => None,
         }
     }
@@ -115,6 +122,12 @@ impl UringDriver {
         let listener = ListenerId(key.slot as u16);
         if !armed {
             self.in_flight = self.in_flight.saturating_sub(1);
+        }
+        if !self.listeners.is_present(listener, key.generation) {
+            self.late_accept(result);
+            return None;
+        }
+        if !armed {
             self.listeners.multishot_ended(listener);
         }
         let mode = AcceptMode::Multishot;
@@ -129,6 +142,10 @@ impl UringDriver {
     fn accepted_once(&mut self, key: Key, result: i32) -> Option<Event> {
         self.in_flight = self.in_flight.saturating_sub(1);
         let (listener, index) = once_of(key.slot);
+        if !self.listeners.is_present(listener, key.generation) {
+            self.late_accept(result);
+            return None;
+        }
         let peer = self.listeners.once_ended(listener, index).flatten().filter(|_| self.peer_addresses);
         let mode = AcceptMode::Once;
         if result < 0 {
@@ -136,6 +153,15 @@ impl UringDriver {
         }
         let socket = self.accepted(result);
         Some(Event::Accepted { listener, socket, peer, mode, armed: false })
+    }
+
+    /// An accept of a listener whose number has another one by now: cannot be, and if it is, it reaches nobody.
+    fn late_accept(&mut self, result: i32) {
+        self.counters.stale.add(1);
+        if result >= 0 {
+            let socket = self.accepted(result);
+            Driver::discard(self, socket);
+        }
     }
 
     /// Keeps an accepted descriptor until it is adopted or discarded.
@@ -166,10 +192,11 @@ impl UringDriver {
             return self.closed_if_done(key);
         }
         match pending {
-            Some(target) if result == 1 => {
+            Some(Pending::Connect(target)) if result == 1 => {
                 self.start_connect(key, target);
                 None
             }
+            Some(Pending::Connected) if result == 1 => Some(Event::Connected { key, result: Ok(()) }),
             _ => {
                 let failed = if result < 0 { error(result) } else { io::Error::from(io::ErrorKind::Other) };
                 Some(Event::Connected { key, result: Err(failed) })

@@ -1,13 +1,17 @@
 //! Listeners and their accept operations.
+//!
+//! A listener's record is used again when it was removed and nothing is armed on it. Its operations carry how
+//! often that was.
 
 use std::cell::UnsafeCell;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, squeue, types};
 
 use crate::driver::sys::RawAddress;
-use crate::driver::{AcceptMode, Key, ListenerId};
+use crate::driver::{self, AcceptMode, Key, ListenerId, MAX_LISTENERS};
 
 use super::user_data::{Kind, encode};
 
@@ -21,9 +25,18 @@ struct OnceOp {
 }
 
 pub(super) struct Listener {
-    socket: Option<TcpListener>,
+    /// `None` once it is removed.
+    socket: Option<OwnedFd>,
+    /// How many had this number before.
+    generation: u32,
     multishot: bool,
     once: Box<[OnceOp]>,
+}
+
+impl Listener {
+    fn is_vacant(&self) -> bool {
+        self.socket.is_none() && !self.multishot && self.once.iter().all(|op| !op.armed)
+    }
 }
 
 #[derive(Default)]
@@ -32,12 +45,23 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    pub(super) fn add(&mut self, socket: TcpListener) -> ListenerId {
-        let once = (0..ONCE_OPS)
-            .map(|_| OnceOp { peer: UnsafeCell::new(RawAddress::UNSPECIFIED), armed: false })
-            .collect();
-        self.all.push(Listener { socket: Some(socket), multishot: false, once });
-        ListenerId(self.all.len() as u16 - 1)
+    pub(super) fn add(&mut self, socket: OwnedFd) -> io::Result<ListenerId> {
+        let vacant = self.all.iter().position(Listener::is_vacant);
+        let index = match vacant {
+            Some(index) => index,
+            None if self.all.len() == MAX_LISTENERS => return Err(driver::too_many_listeners()),
+            None => {
+                let once = (0..ONCE_OPS)
+                    .map(|_| OnceOp { peer: UnsafeCell::new(RawAddress::UNSPECIFIED), armed: false })
+                    .collect();
+                self.all.push(Listener { socket: None, generation: 0, multishot: false, once });
+                self.all.len() - 1
+            }
+        };
+        let listener = &mut self.all[index];
+        listener.socket = Some(socket);
+        listener.generation = listener.generation.wrapping_add(1);
+        Ok(ListenerId(index as u16))
     }
 
     /// Closes the listening socket.
@@ -50,6 +74,7 @@ impl Listeners {
     /// The entry that arms an accept; `None` when the listener is closed or all operations are armed.
     pub(super) fn arm(&mut self, id: ListenerId, mode: AcceptMode, direct: bool) -> Option<squeue::Entry> {
         let listener = self.all.get_mut(usize::from(id.0))?;
+        let generation = listener.generation;
         let fd = types::Fd(listener.socket.as_ref()?.as_raw_fd());
         // A descriptor of the table has no close-on-exec, and the kernel refuses the flag for one.
         let flags = if direct { 0 } else { libc::SOCK_CLOEXEC };
@@ -59,7 +84,7 @@ impl Listeners {
                     return None;
                 }
                 listener.multishot = true;
-                let user_data = encode(Kind::AcceptMulti, Key { slot: id.0.into(), generation: 0 });
+                let user_data = encode(Kind::AcceptMulti, Key { slot: id.0.into(), generation });
                 let entry = opcode::AcceptMulti::new(fd).allocate_file_index(direct).flags(flags);
                 Some(entry.build().user_data(user_data))
             }
@@ -73,7 +98,7 @@ impl Listeners {
                 let entry = opcode::Accept::new(fd, peer.as_mut_ptr(), peer.len_mut())
                     .file_index(direct.then(types::DestinationSlot::auto_target))
                     .flags(flags);
-                Some(entry.build().user_data(once_user_data(id, index as u32)))
+                Some(entry.build().user_data(once_user_data(id, index as u32, generation)))
             }
         }
     }
@@ -81,14 +106,26 @@ impl Listeners {
     /// The user data of every accept armed on a listener.
     pub(super) fn armed(&self, id: ListenerId) -> Vec<u64> {
         let Some(listener) = self.all.get(usize::from(id.0)) else { return Vec::new() };
-        let multi = encode(Kind::AcceptMulti, Key { slot: id.0.into(), generation: 0 });
+        let generation = listener.generation;
+        let multi = encode(Kind::AcceptMulti, Key { slot: id.0.into(), generation });
         let once = listener.once.iter().enumerate().filter(|(_, op)| op.armed);
-        let once = once.map(|(index, _)| once_user_data(id, index as u32));
+        let once = once.map(|(index, _)| once_user_data(id, index as u32, generation));
         listener.multishot.then_some(multi).into_iter().chain(once).collect()
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = ListenerId> + use<> {
-        (0..self.all.len() as u16).map(ListenerId)
+        (0..self.all.len()).map(|index| ListenerId(index as u16))
+    }
+
+    /// Whether a completion is of the number's present use.
+    pub(super) fn is_present(&self, id: ListenerId, generation: u32) -> bool {
+        self.all.get(usize::from(id.0)).is_some_and(|listener| listener.generation == generation)
+    }
+
+    /// Numbers in use or vacant.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Notes that the multishot accept ended; false if none was armed.
@@ -106,8 +143,8 @@ impl Listeners {
     }
 }
 
-fn once_user_data(id: ListenerId, index: u32) -> u64 {
-    encode(Kind::AcceptOnce, Key { slot: u32::from(id.0) * ONCE_OPS + index, generation: 0 })
+fn once_user_data(id: ListenerId, index: u32, generation: u32) -> u64 {
+    encode(Kind::AcceptOnce, Key { slot: u32::from(id.0) * ONCE_OPS + index, generation })
 }
 
 /// Listener and operation of a single accept's slot number.

@@ -9,6 +9,7 @@
 //! | `datagram.rs` | datagram sockets |
 //! | `slots.rs` | the record of a connection |
 //! | `listeners.rs` | accept operations |
+//! | `control.rs` | listeners made at run time, Unix connections, addresses, options |
 //! | `buf_ring.rs` | lending receive buffers to the kernel |
 //! | `user_data.rs` | what comes back with a completion |
 //! | `waker.rs` | event counter and ring messages |
@@ -19,6 +20,7 @@
 
 mod buf_ring;
 mod complete;
+mod control;
 mod datagram;
 mod listeners;
 mod receive;
@@ -35,7 +37,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use io_uring::squeue::Flags;
@@ -43,16 +45,17 @@ use io_uring::{cqueue, opcode, types};
 
 use crate::buffer::{Chain, Memory};
 use crate::clock::Time;
-use crate::config::{ConnectConfig, WorkerConfig};
+use crate::config::{ConnectConfig, SocketOptions, WorkerConfig};
 use crate::metrics::Counters;
 
 use super::sys::{self, RawAddress};
 use super::{
-    AcceptMode, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenerId, Multishot,
-    Native, SetupError, Socket,
+    AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenConfig,
+    ListenerId, Listening, Multishot, Native, SetupError, Socket,
 };
 
 use buf_ring::BufRing;
+use control::Pending;
 use datagram::DatagramOps;
 use listeners::Listeners;
 use receive::RecvMode;
@@ -78,8 +81,10 @@ pub(crate) struct UringDriver {
     /// Ordinary descriptors that were accepted and wait to be adopted or discarded, the oldest first: whoever
     /// has them may panic, and they would stay open.
     passing: VecDeque<OwnedFd>,
-    /// Targets of outgoing connections whose sockets are being registered, by slot.
-    registering: BTreeMap<u32, RawAddress>,
+    /// Outgoing connections whose sockets are being registered, by slot.
+    registering: BTreeMap<u32, Pending>,
+    /// Why connections to Unix sockets were refused, until that is reported, by slot.
+    refused: BTreeMap<u32, io::Error>,
     /// Completions copied out of the queue, and how many of them are translated.
     entries: Vec<cqueue::Entry>,
     taken: usize,
@@ -94,6 +99,8 @@ pub(crate) struct UringDriver {
     wake_armed: bool,
     in_flight: usize,
     direct: bool,
+    /// A socket of the descriptor table can be given an ordinary descriptor.
+    install: bool,
     peer_addresses: bool,
     /// The driver is ending: its own operations are not armed any more.
     draining: bool,
@@ -229,8 +236,17 @@ impl Native for UringDriver {
         counters: Arc<Counters>,
         memlock: Option<u64>,
     ) -> Result<(Self, DriverInfo), SetupError> {
-        let setup::Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, mut features, warnings } =
-            setup::parts(config, memlock)?;
+        let setup::Parts {
+            ring,
+            buf_ring,
+            recv_mode,
+            memory,
+            table,
+            no_iowait,
+            install,
+            mut features,
+            warnings,
+        } = setup::parts(config, memlock)?;
         let waker = UringWaker::new(ring.as_raw_fd())
             .map_err(|source| SetupError::os("making a wake-up descriptor", source))?;
         if let Some(slack) = config.timer_slack {
@@ -257,6 +273,7 @@ impl Native for UringDriver {
             datagram_header: datagram::receive_header(),
             passing: VecDeque::new(),
             registering: BTreeMap::new(),
+            refused: BTreeMap::new(),
             entries: Vec::with_capacity(256),
             taken: 0,
             ready: VecDeque::with_capacity(16),
@@ -267,6 +284,7 @@ impl Native for UringDriver {
             wake_armed: false,
             in_flight: 0,
             direct: table > 0,
+            install,
             peer_addresses: config.peer_addresses,
             draining: false,
             finished: false,
@@ -320,7 +338,7 @@ impl Driver for UringDriver {
     }
 
     fn add_listener(&mut self, listener: TcpListener) -> io::Result<ListenerId> {
-        Ok(self.listeners.add(listener))
+        self.listeners.add(listener.into())
     }
 
     fn multishot(&self) -> Multishot {
@@ -376,22 +394,25 @@ impl Driver for UringDriver {
             self.start_connect(key, target);
             return Ok(());
         }
-        // The descriptor moves into the ring's table: the kernel reads it from `exchange` and writes
-        // the table's index there. The number itself is free again once this is submitted, but not
-        // before, so it is closed by an entry linked behind.
-        let slot = self.slots.open(key, -1);
-        slot.ops.insert(Ops::REGISTER);
-        slot.exchange.store(fd.as_raw_fd(), Ordering::Relaxed);
-        let exchange: *const i32 = slot.exchange.as_ptr();
-        // IORING_FILE_INDEX_ALLOC: a free entry of the kernel's choice. (Since 5.19.)
-        let entry = opcode::FilesUpdate::new(exchange, 1).offset(-1).build();
-        let entry = entry.user_data(encode(Kind::Register, key));
-        self.in_flight += 1;
-        self.registering.insert(key.slot, target);
-        self.submission.push(&entry, &self.counters);
-        let ignore = encode(Kind::Ignore, Key { slot: 0, generation: 0 });
-        self.submission.close(SocketRef::Fd(fd.into_raw_fd()), ignore, &self.counters);
+        self.register(key, fd, Pending::Connect(target));
         Ok(())
+    }
+
+    fn connect_unix(&mut self, key: Key, target: &std::os::unix::net::SocketAddr) -> io::Result<()> {
+        self.start_unix_connect(key, target)
+    }
+
+    fn listen(&mut self, config: &ListenConfig) -> io::Result<Listening> {
+        let (socket, local, backlog) = sys::listen(config)?;
+        Ok(Listening { id: self.listeners.add(socket)?, local, backlog })
+    }
+
+    fn addresses(&mut self, key: Key) -> io::Result<Addresses> {
+        self.with_socket(key, sys::addresses)
+    }
+
+    fn set_options(&mut self, key: Key, options: &SocketOptions) -> io::Result<()> {
+        self.with_socket(key, |fd| sys::set_options_of_open(fd, options))
     }
 
     fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {

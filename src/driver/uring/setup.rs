@@ -50,6 +50,8 @@ pub(super) struct Parts {
     /// Entries of the descriptor table; 0 when sockets are ordinary descriptors.
     pub(super) table: u32,
     pub(super) no_iowait: bool,
+    /// A socket of the descriptor table can be given an ordinary descriptor.
+    pub(super) install: bool,
     pub(super) features: Vec<Feature>,
     pub(super) warnings: Vec<String>,
 }
@@ -198,8 +200,14 @@ fn enter(ring: &mut IoUring) -> Result<(), SetupError> {
     })
 }
 
-/// Checks what nothing works without; tells whether there is multishot receive.
-fn required(ring: &mut IoUring) -> Result<bool, SetupError> {
+/// What only a probe shows.
+struct Probed {
+    multishot_recv: bool,
+    install: bool,
+}
+
+/// Checks what nothing works without; tells what else there is.
+fn required(ring: &mut IoUring) -> Result<Probed, SetupError> {
     enter(ring)?;
     let params = ring.params();
     if !params.is_feature_submit_stable() || !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
@@ -215,7 +223,10 @@ fn required(ring: &mut IoUring) -> Result<bool, SetupError> {
         _ => SetupError::Missing { what: "IORING_REGISTER_PROBE", since: "5.6", source },
     })?;
     // SEND_ZC came with 6.0, as multishot receive did, which no probe shows.
-    Ok(probe.is_supported(opcode::SendZc::CODE))
+    Ok(Probed {
+        multishot_recv: probe.is_supported(opcode::SendZc::CODE),
+        install: probe.is_supported(opcode::FixedFdInstall::CODE),
+    })
 }
 
 pub(super) fn feature(name: &'static str, on: bool, what: &str, why_not: &str) -> Feature {
@@ -229,7 +240,7 @@ pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
     let mut warnings = Vec::new();
     let mut ring = ring(config, memlock, &mut features, &mut warnings)?;
 
-    let multishot_recv = required(&mut ring)?;
+    let Probed { multishot_recv, install } = required(&mut ring)?;
     let no_iowait = ring.params().is_feature_no_iowait();
     features.push(feature(
         "ENTER_NO_IOWAIT",
@@ -275,6 +286,13 @@ pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
             0
         }
     };
+    features.push(feature(
+        "FIXED_FD_INSTALL",
+        install,
+        "a socket in the ring's own table can be asked for its addresses and given options (6.8)",
+        "not offered by this kernel (needs 6.8): with direct descriptors a connection's addresses and options \
+         are not to be had after it was made; ordinary descriptors have them",
+    ));
     let nofile = sys::nofile_limit();
     if table == 0 && u64::from(config.max_connections) + FD_RESERVE > nofile {
         return Err(SetupError::Limit {
@@ -286,7 +304,7 @@ pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
             ),
         });
     }
-    Ok(Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, features, warnings })
+    Ok(Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, install, features, warnings })
 }
 
 /// The ring that receive buffers are lent through, unless it is switched off or refused.

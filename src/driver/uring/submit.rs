@@ -1,6 +1,7 @@
 //! The way down: operations become submission queue entries; one enter per turn.
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::squeue::{self, Flags};
@@ -57,6 +58,8 @@ pub(super) struct Submission {
     spill: Vec<io_uring::cqueue::Entry>,
     /// An error of an early flush, for the next wait to report.
     failed: Option<io::Error>,
+    /// Descriptors installed so far.
+    installs: u32,
 }
 
 impl Submission {
@@ -65,7 +68,14 @@ impl Submission {
         if no_iowait {
             flags |= EnterFlags::NO_IOWAIT;
         }
-        Self { ring, scratch: Scratch::new(), enter_flags: flags.bits(), spill: Vec::new(), failed: None }
+        Self {
+            ring,
+            scratch: Scratch::new(),
+            enter_flags: flags.bits(),
+            spill: Vec::new(),
+            failed: None,
+            installs: 0,
+        }
     }
 
     /// Queues an entry, giving the queue to the kernel first when it is full.
@@ -80,7 +90,7 @@ impl Submission {
                 return;
             }
             counters.sq_full.add(1);
-            self.flush(counters);
+            self.flush(EnterFlags::empty(), counters);
         }
         // The kernel takes nothing: the next wait reports it and the worker ends.
         self.failed = Some(io::Error::from_raw_os_error(libc::EBUSY));
@@ -88,8 +98,7 @@ impl Submission {
 
     /// Gives what is queued to the kernel without waiting and, unless it insists, without working
     /// off completions.
-    fn flush(&mut self, counters: &Counters) {
-        let mut flags = EnterFlags::empty();
+    fn flush(&mut self, mut flags: EnterFlags, counters: &Counters) {
         loop {
             counters.enters.add(1);
             let queued = self.ring.submission().len() as u32;
@@ -112,6 +121,48 @@ impl Submission {
         }
     }
 
+    /// Gives a socket of the descriptor table an ordinary descriptor too, and has it when it returns (Linux 6.8).
+    /// What else the kernel completes meanwhile stays in its order, before what it completes later.
+    ///
+    /// # Errors
+    /// `EMFILE` and its like; `EBUSY` when the kernel takes no entries.
+    pub(super) fn install(&mut self, index: u32, counters: &Counters) -> io::Result<OwnedFd> {
+        self.installs = self.installs.wrapping_add(1);
+        let wanted = encode(Kind::Install, Key { slot: 0, generation: self.installs });
+        let entry = opcode::FixedFdInstall::new(types::Fixed(index), 0).build();
+        self.push(&entry.user_data(wanted), counters);
+        // The kernel completes it while it takes it, so the first look finds it, unless the completion queue
+        // was full: then it comes when there is room, and when the kernel is asked to go on.
+        let mut flags = EnterFlags::empty();
+        for _ in 0..FLUSH_ATTEMPTS {
+            self.flush(flags, counters);
+            let mut found = None;
+            for entry in self.ring.completion() {
+                if entry.user_data() == wanted {
+                    found = Some(entry.result());
+                } else {
+                    self.spill.push(entry);
+                }
+            }
+            match found {
+                Some(result) if result < 0 => return Err(io::Error::from_raw_os_error(-result)),
+                // SAFETY: the kernel has just made this descriptor, for this completion alone (invariant 5).
+                Some(result) => return Ok(unsafe { OwnedFd::from_raw_fd(result) }),
+                None if self.failed.is_some() => break,
+                None => flags = EnterFlags::GETEVENTS,
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EBUSY))
+    }
+
+    /// Closes a descriptor that came when nobody waited for it any more.
+    pub(super) fn installed_late(result: i32) {
+        if result >= 0 {
+            // SAFETY: the kernel has made this descriptor for this completion alone (invariant 5).
+            drop(unsafe { OwnedFd::from_raw_fd(result) });
+        }
+    }
+
     /// Makes room in the scratch for another message or address, by giving the queue to the kernel if
     /// need be. Only here and after a wait is the scratch used afresh: an entry that is still in hand
     /// points to it, so the flush of a full queue must leave it alone (invariant 6).
@@ -120,7 +171,7 @@ impl Submission {
             return;
         }
         counters.sq_full.add(1);
-        self.flush(counters);
+        self.flush(EnterFlags::empty(), counters);
         if self.ring.submission().is_empty() {
             self.scratch.clear();
         } else {

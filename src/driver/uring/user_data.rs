@@ -37,9 +37,13 @@ pub(crate) enum Kind {
     PeerFailed,
     /// The slot is the operation object's number, and the generation that of its use.
     SendDatagram,
+    /// A connection to a Unix socket, which is over before; see `control.rs`.
+    UnixConnect,
+    /// Giving a socket of the descriptor table an ordinary descriptor; see `control.rs`.
+    Install,
 }
 
-const KINDS: [Kind; 17] = [
+const KINDS: [Kind; 19] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
@@ -57,6 +61,8 @@ const KINDS: [Kind; 17] = [
     Kind::PeerWake,
     Kind::PeerFailed,
     Kind::SendDatagram,
+    Kind::UnixConnect,
+    Kind::Install,
 ];
 
 #[inline]

@@ -2,7 +2,9 @@
 //!
 //! `life.rs`: connections, listeners and the driver itself, from their making to their end. `receive.rs`:
 //! receiving, with much data waiting, without a buffer, cancelled. `submit.rs`: sends, waits and wakes.
+//! `control.rs`: numbers of listeners. What every driver does alike: `driver/tests/`.
 
+mod control;
 mod life;
 mod receive;
 mod submit;

@@ -1,10 +1,11 @@
 //! The driver against the real kernel (or Wine), without a worker: what it promises in `driver/mod.rs`.
 //!
 //! `life.rs`: connections and the driver itself, from their making to their end. `accept.rs`: accepts, and
-//! listeners that several drivers share. `receive.rs`: receives. `send.rs`: sends, waits and wakes.
+//! listeners that several drivers share. `datagram.rs`: datagram sockets. `receive.rs`: receives. `send.rs`: sends, waits and wakes.
 //! `packets.rs`: packets that come late, twice, or not at all.
 
 mod accept;
+mod datagram;
 mod life;
 mod packets;
 mod receive;

@@ -1,5 +1,8 @@
 //! The simulated kernel, met at the driver's door.
 
+mod control;
+mod datagram;
+mod datagram_faults;
 mod faults;
 mod life;
 mod receive;

@@ -1,6 +1,7 @@
 //! Linux.
 
 mod address;
+mod control;
 pub(crate) mod datagram;
 mod epoll;
 mod limits;
@@ -8,8 +9,10 @@ mod signal;
 mod socket;
 pub(crate) mod stream;
 mod thread;
+mod unix;
 
 pub(crate) use address::RawAddress;
+pub(crate) use control::{addresses, listen, set_options_of_open};
 pub(crate) use epoll::{Epoll, Harvest};
 pub use limits::raise_nofile_limit;
 pub(crate) use limits::{kernel_version, memlock_limit, memlock_limit_enforced, nofile_limit, sysctl};
@@ -18,6 +21,7 @@ pub(crate) use socket::{
     accept_queue_limit, client, duplicate, eventfd, eventfd_write, listener, peer_address, shutdown_write,
 };
 pub(crate) use thread::{cpu_count, pin_to_cpu, set_timer_slack};
+pub(crate) use unix::{UnixConnect, connect_unix};
 
 use std::io;
 

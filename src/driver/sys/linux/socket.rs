@@ -17,7 +17,7 @@ fn open(address: &SocketAddr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-pub(super) fn set_option<T>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+pub(super) fn set_option<T>(fd: &impl AsRawFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let pointer: *const T = value;
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` outlives the call and is `len` bytes long (invariant 5).
@@ -25,7 +25,7 @@ pub(super) fn set_option<T>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> i
     Ok(())
 }
 
-pub(super) fn set_int(fd: &OwnedFd, level: i32, name: i32, value: u32) -> io::Result<()> {
+pub(super) fn set_int(fd: &impl AsRawFd, level: i32, name: i32, value: u32) -> io::Result<()> {
     set_option(fd, level, name, &libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX))
 }
 
@@ -33,7 +33,7 @@ fn seconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_secs().max(1)).unwrap_or(u32::MAX)
 }
 
-fn set_options(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
+pub(super) fn set_options(fd: &impl AsRawFd, options: &SocketOptions) -> io::Result<()> {
     if options.nodelay {
         set_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     }
@@ -47,16 +47,22 @@ fn set_options(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &millis)?;
     }
+    set_buffers(fd, options)?;
+    if let Some(linger) = options.linger {
+        let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
+        let linger = libc::linger { l_onoff: 1, l_linger: seconds };
+        set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
+    }
+    Ok(())
+}
+
+/// The buffers' sizes: the options that a socket of any kind has.
+pub(super) fn set_buffers(fd: &impl AsRawFd, options: &SocketOptions) -> io::Result<()> {
     if let Some(bytes) = options.recv_buffer {
         set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
     }
     if let Some(bytes) = options.send_buffer {
         set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)?;
-    }
-    if let Some(linger) = options.linger {
-        let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
-        let linger = libc::linger { l_onoff: 1, l_linger: seconds };
-        set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger)?;
     }
     Ok(())
 }

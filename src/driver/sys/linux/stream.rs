@@ -2,7 +2,7 @@
 //! is (connecting excepted, which knows no flag for that).
 
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::{RawAddress, check, check_size};
@@ -41,12 +41,12 @@ pub(crate) fn send(fd: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> io::Result<usi
     check_size(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) })
 }
 
-/// Takes a connection from a listener's queue, and its peer's address if that is wanted. The listener
+/// Takes a connection from a listener's queue, and its peer's internet address if that is wanted. The listener
 /// must have been made non-blocking.
 ///
 /// # Errors
 /// `EAGAIN` when none waits; `EMFILE` and its like, with the connection still in the queue.
-pub(crate) fn accept(listener: &TcpListener, with_peer: bool) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+pub(crate) fn accept(listener: BorrowedFd<'_>, with_peer: bool) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
     let mut raw = RawAddress::UNSPECIFIED;
     let (address, len) = if with_peer {
         (raw.as_mut_ptr(), raw.len_mut())
@@ -61,12 +61,12 @@ pub(crate) fn accept(listener: &TcpListener, with_peer: bool) -> io::Result<(Own
     Ok((fd, raw.to_std().filter(|_| with_peer)))
 }
 
-/// Makes the socket's calls return instead of wait.
+/// Makes the socket's calls return instead of wait, or wait again.
 ///
 /// # Errors
 /// Never in practice.
-pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut on: libc::c_int = 1;
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    let mut on = libc::c_int::from(on);
     // SAFETY: `on` outlives the call, which reads it (invariant 5).
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONBIO, &raw mut on) })?;
     Ok(())
@@ -83,7 +83,7 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, target: SocketAddr) -> io::Result<()> 
 /// Resets the connection: its peer learns that it was aborted. (Connecting a TCP socket to nowhere.)
 ///
 /// # Errors
-/// When there is nothing to reset.
+/// When there is nothing to reset; always on a Unix socket, which cannot be disconnected (`EINVAL`).
 pub(crate) fn reset(fd: BorrowedFd<'_>) -> io::Result<()> {
     connect_raw(fd, &RawAddress::UNSPECIFIED)
 }

@@ -1,6 +1,7 @@
 //! Windows.
 
 mod address;
+pub(crate) mod datagram;
 mod limits;
 mod signal;
 mod socket;
@@ -11,7 +12,8 @@ pub use limits::raise_nofile_limit;
 pub(crate) use limits::{kernel_version, memlock_limit_enforced, nofile_limit};
 pub use signal::Signals;
 pub(crate) use socket::{
-    accept_queue_limit, accept_socket, client, listener, peer_address, set_options, shutdown_write,
+    accept_queue_limit, accept_socket, client, listener, local_address, peer_address, set_options,
+    set_options_of_open, shutdown_write,
 };
 pub(crate) use thread::{cpu_count, pin_to_cpu};
 

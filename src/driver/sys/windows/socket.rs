@@ -24,7 +24,7 @@ const MOST_BACKLOG: u32 = 65_535;
 
 /// Winsock has to be started before its first call, once per process. It is never stopped: std, which does
 /// the same for itself, counts separately.
-fn start_winsock() -> io::Result<()> {
+pub(super) fn start_winsock() -> io::Result<()> {
     static STARTED: OnceLock<i32> = OnceLock::new();
     let result = *STARTED.get_or_init(|| {
         let mut data = WSADATA::default();
@@ -54,7 +54,7 @@ fn set<T>(socket: SOCKET, level: i32, name: i32, value: &T) -> io::Result<()> {
     check(unsafe { WinSock::setsockopt(socket, level, name, pointer.cast(), size_of::<T>() as i32) })
 }
 
-fn set_int(socket: SOCKET, level: i32, name: i32, value: u32) -> io::Result<()> {
+pub(super) fn set_int(socket: SOCKET, level: i32, name: i32, value: u32) -> io::Result<()> {
     set(socket, level, name, &i32::try_from(value).unwrap_or(i32::MAX))
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn set_options(socket: RawSocket, options: &SocketOptions) -> io::Res
     Ok(())
 }
 
-fn bind(socket: &OwnedSocket, address: SocketAddr) -> io::Result<()> {
+pub(super) fn bind(socket: &OwnedSocket, address: SocketAddr) -> io::Result<()> {
     let address = RawAddress::from(address);
     // SAFETY: `address` outlives the call and knows its length (invariant 5).
     check(unsafe { WinSock::bind(socket.as_raw_socket() as SOCKET, address.as_ptr(), address.len()) })
@@ -198,6 +198,28 @@ pub(crate) fn peer_address(socket: RawSocket) -> io::Result<SocketAddr> {
     // SAFETY: address and length outlive the call (invariant 5).
     check(unsafe { WinSock::getpeername(socket as SOCKET, pointer, len) })?;
     address.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn local_address(socket: RawSocket) -> io::Result<SocketAddr> {
+    let mut address = RawAddress::UNSPECIFIED;
+    let (pointer, len) = (address.as_mut_ptr(), address.len_mut());
+    // SAFETY: address and length outlive the call (invariant 5).
+    check(unsafe { WinSock::getsockname(socket as SOCKET, pointer, len) })?;
+    address.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// Sets the options of an open socket that are given, and `nodelay` either way.
+///
+/// # Errors
+/// `InvalidInput` for an option out of its range, before anything is set; as [`set_options`], with those before
+/// it set.
+pub(crate) fn set_options_of_open(socket: RawSocket, options: &SocketOptions) -> io::Result<()> {
+    options.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+    if !options.nodelay {
+        set_int(socket as SOCKET, IPPROTO_TCP, TCP_NODELAY, 0)?;
+    }
+    set_options(socket, options)
 }
 
 /// Sends FIN.

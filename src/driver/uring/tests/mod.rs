@@ -2,7 +2,9 @@
 //!
 //! `life.rs`: connections and the driver itself, from their making to their end. `receive.rs`: multishot
 //! receives. `guard.rs`: memory that the kernel must not touch. `submit.rs`: sends, waits, wakes, and the memory of what is queued.
+//! `control.rs`: asking sockets of the descriptor table, late accepts. What every driver does alike: `driver/tests/`.
 
+mod control;
 mod guard;
 mod life;
 mod receive;
