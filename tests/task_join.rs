@@ -114,7 +114,10 @@ fn an_abort_of_a_finished_task_changes_nothing() {
 #[test]
 fn a_panic_is_the_tasks_own_and_its_text_is_in_the_error() {
     block_on(async {
-        let error = spawn(async { std::panic::panic_any(String::from("number 7")) }).await.map(|_: ()| ()).expect_err("it panicked");
+        let error = spawn(async { std::panic::panic_any(String::from("number 7")) })
+            .await
+            .map(|_: ()| ())
+            .expect_err("it panicked");
         assert!(error.is_panic());
         assert_eq!(error.to_string(), "the task panicked: number 7");
         let panic = error.try_into_panic().expect("what it panicked with");

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::runtime::Runtime;
 use crate::worker::{Remote, RemoteError};
@@ -77,6 +78,12 @@ impl Spawner {
     /// Number of workers.
     pub fn workers(&self) -> usize {
         self.remote.workers()
+    }
+
+    /// Asks every worker to stop, as [`Remote::stop`] does: nothing more is accepted, and what has not ended by
+    /// `deadline` is reset and dropped. Only the first call counts.
+    pub fn stop(&self, deadline: Duration) {
+        self.remote.stop(deadline);
     }
 
     /// Starts a task on a worker: `make` is sent there and makes the future, which need not be `Send`.
