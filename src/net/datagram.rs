@@ -56,10 +56,10 @@ impl Port {
                 let received = Received::parse(buf);
                 Poll::Ready(received.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData)))
             }
-            Some(_) => match self.link.fault.take() {
+            Some(_) => match self.link.if_rare().and_then(|rare| rare.fault.take()) {
                 Some(fault) => {
                     self.hub.request(Request::FaultTaken(id));
-                    Poll::Ready(Err(*fault))
+                    Poll::Ready(Err(fault))
                 }
                 None => {
                     self.link.reader.set(cx);
