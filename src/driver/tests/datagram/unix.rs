@@ -134,3 +134,40 @@ pub(in crate::driver) fn crowded_receiver<D: Driver>(bed: &mut Bed<D>) {
         bed.close(socket);
     }
 }
+
+/// Nor are they reordered when the receiver makes room at the very moment in which they are sent.
+pub(in crate::driver) fn busy_receiver<D: Driver>(bed: &mut Bed<D>) {
+    for connected in [true, false] {
+        const ALL: u32 = 20 * DATAGRAM_SENDS;
+        let (peer, peer_address) = unix_peer();
+        let receiver = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            while got.len() < ALL as usize {
+                let mut room = [0; 4];
+                match persist(|| peer.recv(&mut room)) {
+                    Ok(len) => assert_eq!(len, 4, "after {}", got.len()),
+                    Err(error) => panic!("{error} after {} datagrams", got.len()),
+                }
+                got.push(u32::from_ne_bytes(room));
+            }
+            got
+        });
+        let to = Address::Unix(peer_address);
+        let config = DatagramConfig { local: None, peer: connected.then(|| to.clone()), ..local(to.clone()) };
+        let socket = bed.open(key(1, u32::from(connected)), &config);
+        for number in 0..ALL {
+            if number >= DATAGRAM_SENDS {
+                let (token, result) = bed.sent(socket);
+                assert_eq!((token, result.expect("sent")), (number - DATAGRAM_SENDS, 4));
+            }
+            let bytes = number.to_ne_bytes().to_vec();
+            bed.send(socket, number, bytes, (!connected).then(|| to.clone()));
+        }
+        for _ in 0..DATAGRAM_SENDS {
+            assert_eq!(bed.sent(socket).1.expect("sent"), 4);
+        }
+        let got = receiver.join().expect("a receiver");
+        assert!(got.iter().copied().eq(0..ALL), "connected: {connected}; reordered: {got:?}");
+        bed.close(socket);
+    }
+}
