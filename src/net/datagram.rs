@@ -101,6 +101,8 @@ pub(super) struct Sender {
 impl Sender {
     /// Gives a datagram to the worker without waiting; it comes back when too many are under way or the socket is
     /// closed.
+    // A box would be an allocation for each that comes back.
+    #[allow(clippy::result_large_err)]
     pub(super) fn try_begin(&self, datagram: Datagram) -> Result<(), (Datagram, io::Error)> {
         if let Some(reason) = self.sends.over() {
             return Err((datagram, error::of_close(reason)));
