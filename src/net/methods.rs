@@ -41,6 +41,14 @@ macro_rules! reading {
             std::future::poll_fn(|cx| self.$($stream)+.poll_peek(cx)).await
         }
 
+        /// Waits until [`recv`](Self::recv) would not have to: until something is there, or the end.
+        ///
+        /// # Errors
+        /// As [`recv`](Self::recv).
+        pub async fn readable(&mut self) -> std::io::Result<()> {
+            self.peek().await.map(drop)
+        }
+
         /// Fills `room`, by copying. Dropped before it is done, it has taken nothing.
         ///
         /// # Errors
