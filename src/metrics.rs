@@ -140,6 +140,20 @@ counters! {
     mailbox,
     /// Wake-ups by other threads.
     wakes,
+    /// Tasks spawned.
+    tasks_spawned,
+    /// Tasks that ended, however: those that panicked, were aborted, or were dropped with their worker included.
+    tasks_finished,
+    /// Tasks that panicked.
+    tasks_panicked,
+    /// Tasks that were aborted, or dropped with their worker.
+    tasks_aborted,
+    /// Polls of tasks.
+    task_polls,
+    /// Wakes of tasks that came from other threads; when the mailbox was full, several count as one.
+    remote_wakes,
+    /// Tasks that have not ended now.
+    tasks,
     /// Connections now open (or being opened or closed).
     connections,
     /// Buffers now leased.

@@ -1,8 +1,6 @@
 //! The channels that are re-exported, with the wakers of this runtime: between workers, and from foreign threads.
 #![cfg(target_os = "linux")]
 
-mod support;
-
 use std::time::Duration;
 
 use corelane::sync::channel;
@@ -10,7 +8,8 @@ use corelane::task::{self, Message, block_on, consume_budget, spawn, yield_now};
 use corelane::time::timeout;
 use corelane::{Runtime, WorkerConfig};
 
-use support::PATIENCE;
+/// No test waits longer than this for any one thing.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const PRODUCERS: u64 = 4;
 const MESSAGES: u64 = 100_000;

@@ -95,6 +95,11 @@ pub struct ShutdownReport {
     pub buffers_outstanding: u64,
     /// Messages that lay in mailboxes unread.
     pub messages_undelivered: u64,
+    /// Tasks that had not ended and were dropped.
+    pub tasks_dropped: u64,
+    /// Calls given to [`spawn_blocking`](crate::task::spawn_blocking) that had not returned by the deadline: their
+    /// threads were left running.
+    pub blocking_left: u64,
     /// The last counters.
     pub metrics: Metrics,
 }
@@ -110,7 +115,15 @@ impl fmt::Display for ShutdownReport {
             self.ops_in_kernel,
             self.buffers_outstanding,
             self.messages_undelivered,
-        )
+        )?;
+        // Of what only runtimes with tasks have.
+        if self.tasks_dropped > 0 {
+            write!(f, ", {} tasks dropped", self.tasks_dropped)?;
+        }
+        if self.blocking_left > 0 {
+            write!(f, ", {} blocking calls left running", self.blocking_left)?;
+        }
+        Ok(())
     }
 }
 
@@ -122,5 +135,7 @@ impl ShutdownReport {
         self.ops_in_kernel += worker.ops_in_kernel;
         self.buffers_outstanding += worker.buffers_outstanding;
         self.messages_undelivered += worker.messages_undelivered;
+        self.tasks_dropped += worker.tasks_dropped;
+        self.blocking_left += worker.blocking_left;
     }
 }

@@ -10,6 +10,7 @@ pub use error::{RuntimeError, StartError};
 pub use info::{ListenerInfo, RuntimeInfo, ShutdownReport, WorkerInfo};
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -36,6 +37,7 @@ pub struct Builder {
     max_connections: Option<u64>,
     worker: WorkerConfig,
     name: String,
+    pub(crate) blocking_threads: usize,
 }
 
 impl Default for Builder {
@@ -48,6 +50,7 @@ impl Default for Builder {
             max_connections: None,
             worker: WorkerConfig::default(),
             name: "corelane".to_owned(),
+            blocking_threads: crate::task::THREADS,
         }
     }
 }
@@ -103,6 +106,14 @@ impl Builder {
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
+        self
+    }
+
+    /// Threads at most for [`spawn_blocking`](crate::task::spawn_blocking), of all workers together; 64 by default,
+    /// at least 1. They are started when they are needed.
+    #[must_use]
+    pub fn blocking_threads(mut self, most: usize) -> Self {
+        self.blocking_threads = most;
         self
     }
 
@@ -378,11 +389,13 @@ impl<M: Send + 'static> Prepared<M> {
         drop(ready);
         let runtime = self.collect(outcomes)?;
         let Some(worker) = begun else { return Err(StartError::Panicked) };
-        let ended = drive(worker);
-        guard.failed = ended.is_err();
+        // A panic of the handler is the caller's, but not before the other workers have ended.
+        let ended = catch_unwind(AssertUnwindSafe(|| drive(worker)));
+        guard.failed = !matches!(ended, Ok(Ok(_)));
         drop(guard);
         let deadline = runtime.remote.stop_deadline().unwrap_or(Duration::ZERO);
         let others = runtime.shutdown(deadline);
+        let ended = ended.unwrap_or_else(|panic| resume_unwind(panic));
         Ok(match (ended, others) {
             (Err(source), _) => Err(RuntimeError::Worker { index: 0, source }),
             (Ok(here), Ok(mut report)) => {

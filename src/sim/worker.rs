@@ -44,6 +44,8 @@ pub struct SimReport {
     pub buffers_outstanding: u64,
     /// Messages that lay in the mailbox unread.
     pub messages_undelivered: u64,
+    /// Tasks that had not ended and were dropped.
+    pub tasks_dropped: u64,
 }
 
 impl<M> SimWorker<M> {
@@ -169,6 +171,7 @@ impl<H: Handler> Station for Seat<H> {
             ops_in_kernel: report.ops_in_kernel,
             buffers_outstanding: report.buffers_outstanding,
             messages_undelivered: report.messages_undelivered,
+            tasks_dropped: report.tasks_dropped,
         }));
     }
 }

@@ -16,16 +16,19 @@ use std::task::{Context, Poll, Waker};
 
 use crate::clock::Time;
 use crate::handler::{CloseReason, ConnId, Cx};
+use crate::metrics::Counters;
 use crate::sync::{Groups, ShutdownToken};
 use crate::worker::{Answer, Core, Remote, Request};
 
 use super::accept::{Accepting, Listeners};
+use super::blocking::{Part, Pool};
 use super::datagrams::{Datagrams, Sends};
 use super::link::Link;
 use super::message::Message;
 use super::question::Reply;
 use super::queue::Queue;
 use super::run::TaskHandler;
+use super::spawner::Spawner;
 use super::table::Table;
 use super::timers::Timers;
 use super::waker::{Current, Reach, Registration, make_current, with_current};
@@ -50,6 +53,11 @@ pub(crate) struct Hub {
     pub(crate) buffers: Queue,
     /// Whom callbacks want woken; done when tasks run.
     pub(super) woken: RefCell<Vec<Waker>>,
+    /// Calls on other threads.
+    pub(super) blocking: Part,
+    /// Whose turn it is when a task is to run anywhere.
+    pub(super) spawner: Spawner,
+    pub(super) counters: Arc<Counters>,
     budget: Cell<u32>,
     now: Cell<Time>,
     pub(super) stopping: Cell<bool>,
@@ -61,16 +69,21 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    pub(super) fn new(cx: &Cx<'_, TaskHandler>) -> Rc<Self> {
+    pub(super) fn new(cx: &Cx<'_, TaskHandler>, pool: &Pool) -> Rc<Self> {
         let (worker, remote) = (cx.worker(), cx.remote());
+        let counters = cx.core.counters.clone();
+        let spawner = Spawner::new(remote.clone(), worker + 1);
         let reach = Arc::new(Reach { worker, remote, poll_all: AtomicBool::new(false) });
         let registration = Registration::new(reach.clone());
         let now = cx.now();
         Rc::new(Self {
             core: RefCell::new(Box::new(cx.core.stand_in())),
-            tasks: Table::new(registration.number),
+            tasks: Table::new(registration.number, counters.clone()),
             registration,
+            blocking: pool.part(reach.clone()),
             reach,
+            spawner,
+            counters,
             timers: Timers::new(now),
             listeners: Listeners::default(),
             datagrams: Datagrams::default(),
@@ -210,7 +223,7 @@ impl Hub {
             match answer {
                 Answer::Listening { ticket, result } => self.listeners.bound(self, ticket, result),
                 Answer::Addresses { id, result } => {
-                    self.tell(id, |link| link.questions.answer(Reply::Addresses(result)));
+                    self.tell(id, |link| link.questions.answer(Reply::Addresses(Box::new(result))));
                 }
                 Answer::Options { id, result } => {
                     self.tell(id, |link| link.questions.answer(Reply::Options(result)));
@@ -269,6 +282,7 @@ impl Hub {
         self.timers.advance(self.now.get(), &self.woken);
         self.wake_all(&self.woken);
         if self.is_told_to_poll_all() && self.reach.poll_all.swap(false, Ordering::SeqCst) {
+            self.counters.remote_wakes.add(1);
             self.tasks.make_all_ready();
         }
         for _ in 0..budget {
@@ -313,13 +327,12 @@ impl Hub {
     }
 
     /// Drops every task. To be called without the worker's core.
-    pub(super) fn close(self: &Rc<Self>) -> usize {
+    pub(super) fn close(self: &Rc<Self>) {
         let _current: Current = make_current(self.clone());
-        let dropped = self.tasks.close();
+        self.tasks.close();
         self.listeners.close();
         self.datagrams.close();
         drop(std::mem::take(&mut *self.woken.borrow_mut()));
-        dropped
     }
 }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -14,10 +15,18 @@ use super::waker::TaskName;
 
 /// A task whose type is not known.
 pub(super) trait AnyTask {
-    /// Polls it; `Ready` when it is over: finished, panicked, or aborted meanwhile.
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<()>;
-    /// Drops the future, if it is not being polled, and says so to whoever waits for it.
-    fn cancel(&self);
+    /// Polls it; `Ready` when it is over.
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<End>;
+    /// Drops the future, if there is one and it is not being polled, and says so to whoever waits for it.
+    fn cancel(&self) -> Option<End>;
+}
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Finished,
+    Aborted,
+    Panicked,
 }
 
 /// What a task came to, for whoever has its handle.
@@ -42,19 +51,26 @@ struct Task<F: Future> {
 }
 
 impl<F: Future> Task<F> {
-    fn finish(&self, outcome: Result<F::Output, JoinError>) {
+    fn finish(&self, outcome: Result<F::Output, JoinError>) -> End {
+        let end = match &outcome {
+            Ok(_) => End::Finished,
+            Err(JoinError(Why::Panicked(_))) => End::Panicked,
+            Err(_) => End::Aborted,
+        };
         self.finished.set(true);
         self.outcome.set(Some(outcome));
         if let Some(waiter) = self.waiter.take() {
             waiter.wake();
         }
+        end
     }
 }
 
 impl<F: Future> AnyTask for Task<F> {
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<End> {
         let mut stage = self.stage.borrow_mut();
-        let Stage::Running(future) = &mut *stage else { return Poll::Ready(()) };
+        // One that is over has left its slot, so that this is not met.
+        let Stage::Running(future) = &mut *stage else { return Poll::Ready(End::Aborted) };
         // Whatever a panic leaves half done inside the task is dropped with it and seen by nobody.
         let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
         let outcome = match polled {
@@ -66,25 +82,24 @@ impl<F: Future> AnyTask for Task<F> {
         let over = std::mem::replace(&mut *stage, Stage::Over);
         drop(stage);
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(over)));
-        self.finish(dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome));
-        Poll::Ready(())
+        Poll::Ready(self.finish(dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome)))
     }
 
-    fn cancel(&self) {
+    fn cancel(&self) -> Option<End> {
         let Ok(mut stage) = self.stage.try_borrow_mut() else {
             self.aborted.set(true);
-            return;
+            return None;
         };
         let over = std::mem::replace(&mut *stage, Stage::Over);
         drop(stage);
         if matches!(over, Stage::Over) {
-            return;
+            return None;
         }
         let outcome = match catch_unwind(AssertUnwindSafe(|| drop(over))) {
             Ok(()) => JoinError(Why::Aborted),
             Err(panic) => JoinError(Why::Panicked(panic)),
         };
-        self.finish(Err(outcome));
+        Some(self.finish(Err(outcome)))
     }
 }
 
@@ -117,7 +132,8 @@ where
     });
     let name = hub.tasks.insert(task.clone());
     if name.is_none() {
-        task.cancel();
+        // The worker has ended: it counts no more tasks.
+        let _ = task.cancel();
     }
     JoinHandle { task, name, hub: hub.clone() }
 }
@@ -148,12 +164,11 @@ impl<T> JoinHandle<T> {
     /// Ends the task: its future is dropped at once (when the task aborts itself, as soon as it waits), and
     /// the handle gives an error. Does nothing to a task that has finished.
     pub fn abort(&self) {
-        if let Some(name) = self.name {
-            // One that is running takes itself out.
-            self.task.cancel();
-            if self.task.is_finished() {
-                drop(self.hub.tasks.remove(name));
-            }
+        // One that is running takes itself out.
+        if let Some(name) = self.name
+            && let Some(end) = self.task.cancel()
+        {
+            drop(self.hub.tasks.remove(name, end));
         }
     }
 
@@ -193,6 +208,8 @@ pub struct JoinError(pub(super) Why);
 pub(super) enum Why {
     Aborted,
     Panicked(Box<dyn Any + Send>),
+    /// A call that blocks found no thread.
+    NoThread(io::Error),
 }
 
 impl JoinError {
@@ -209,11 +226,11 @@ impl JoinError {
     /// What it panicked with, for [`resume_unwind`](std::panic::resume_unwind).
     ///
     /// # Errors
-    /// The error itself when the task was aborted.
+    /// The error itself when it did not panic.
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
         match self.0 {
             Why::Panicked(panic) => Ok(panic),
-            Why::Aborted => Err(self),
+            Why::Aborted | Why::NoThread(_) => Err(self),
         }
     }
 }
@@ -229,6 +246,7 @@ impl fmt::Display for JoinError {
         match &self.0 {
             Why::Aborted => f.write_str("the task was aborted"),
             Why::Panicked(panic) => write!(f, "the task panicked: {}", panic_text(&**panic)),
+            Why::NoThread(error) => write!(f, "no thread could be started for the call: {error}"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::spawner::Order;
 use super::waker::TaskName;
 
 /// A message between the workers of a runtime that runs tasks. Nothing of it is for users.
@@ -10,7 +11,9 @@ pub struct Message(pub(super) Kind);
 pub(super) enum Kind {
     /// Poll a task.
     Wake(TaskName),
-    /// Run this among the tasks; it will spawn one.
+    /// Make a task of this.
+    Begin(Box<dyn Order>),
+    /// Run this among the tasks.
     Run(Box<dyn FnOnce() + Send>),
 }
 
@@ -25,6 +28,7 @@ impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Kind::Wake(_) => "Wake",
+            Kind::Begin(_) => "Begin",
             Kind::Run(_) => "Run",
         })
     }

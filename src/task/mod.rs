@@ -39,6 +39,9 @@
 //! | `hub.rs` | what a worker's futures share, and how they reach the worker's core |
 //! | `table.rs` | tasks, and who is to be polled |
 //! | `join.rs` | a task's future and outcome: [`JoinHandle`] |
+//! | `remote.rs` | what runs elsewhere, and who waits for it: [`RemoteHandle`] |
+//! | `spawner.rs` | starting tasks on other workers: [`Spawner`] |
+//! | `blocking.rs` | calls that block, on a pool of threads: [`spawn_blocking`] |
 //! | `waker.rs` | wakers that are names (the only `unsafe` here) |
 //! | `link.rs` | who waits for a connection |
 //! | `accept.rs` | listeners: who was accepted, who waits for them |
@@ -51,6 +54,7 @@
 //! What may not enter this room: sockets' manners (see [`net`](crate::net)), system calls.
 
 mod accept;
+mod blocking;
 mod datagrams;
 mod hub;
 mod join;
@@ -58,7 +62,9 @@ mod link;
 mod message;
 mod question;
 mod queue;
+mod remote;
 mod run;
+mod spawner;
 mod start;
 mod table;
 mod timers;
@@ -67,9 +73,9 @@ mod waker;
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 
-use crate::worker::RemoteError;
-
 pub(crate) use accept::{Accepting, Binding};
+pub(crate) use blocking::THREADS;
+pub use blocking::{Blocking, spawn_blocking};
 pub(crate) use datagrams::Sends;
 pub(crate) use hub::{Hub, TaskCore};
 pub(crate) use join::panic_text;
@@ -78,7 +84,9 @@ pub(crate) use link::{Life, Link, Waiter};
 pub use message::Message;
 pub(crate) use question::{Question, Reply};
 pub(crate) use queue::Place;
+pub use remote::RemoteHandle;
 pub(crate) use run::TaskHandler;
+pub use spawner::{SpawnError, SpawnErrorKind, Spawner};
 pub use start::{BlockOnError, MainOutcome, block_on};
 
 /// Makes a task of a future, on this worker.
@@ -109,24 +117,44 @@ pub fn workers() -> usize {
 }
 
 /// Starts a task on a worker of this task's runtime: `make` is sent there and makes the future, which need not be
-/// `Send`. It goes on by itself; let it answer through a channel.
+/// `Send`. The handle may be awaited here, or be sent anywhere.
 ///
 /// # Errors
-/// [`RemoteError::Full`] when that worker's mailbox is full, [`RemoteError::Stopped`] when it has ended or there is
-/// none of that index.
+/// [`SpawnError`] with `make` when that worker's mailbox is full, or it has ended, or there is none of that index.
 ///
 /// # Panics
 /// Outside of a task.
-pub fn spawn_on<F>(worker: usize, make: impl FnOnce() -> F + Send + 'static) -> Result<(), RemoteError<()>>
+pub fn spawn_on<M, F>(worker: usize, make: M) -> Result<RemoteHandle<F::Output>, SpawnError<M>>
 where
-    F: Future<Output = ()> + 'static,
+    M: FnOnce() -> F + Send + 'static,
+    F: Future + 'static,
+    F::Output: Send + 'static,
 {
-    let run = Box::new(move || drop(spawn(make())));
-    let message = Message(message::Kind::Run(run));
-    Hub::current().remote().post(worker, message).map_err(|error| match error {
-        RemoteError::Full(_) => RemoteError::Full(()),
-        RemoteError::Stopped(_) => RemoteError::Stopped(()),
-    })
+    Hub::current().spawner.spawn_on(worker, make)
+}
+
+/// Starts a task on one worker of this task's runtime after the other, where it stays; see [`Spawner::spawn_pinned`].
+///
+/// # Errors
+/// [`SpawnError`] with `make` when no worker takes it.
+///
+/// # Panics
+/// Outside of a task.
+pub fn spawn_pinned<M, F>(make: M) -> Result<RemoteHandle<F::Output>, SpawnError<M>>
+where
+    M: FnOnce() -> F + Send + 'static,
+    F: Future + 'static,
+    F::Output: Send + 'static,
+{
+    Hub::current().spawner.spawn_pinned(make)
+}
+
+/// Starts tasks on the workers of this task's runtime, from any thread.
+///
+/// # Panics
+/// Outside of a task.
+pub fn spawner() -> Spawner {
+    Hub::current().spawner.clone()
 }
 
 /// Lets other tasks, and what happened to connections, come first: the task goes on in the worker's next turn.

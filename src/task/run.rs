@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::Buf;
@@ -12,6 +13,7 @@ use crate::clock::Time;
 use crate::handler::{Accepted, Closed, Conn, Cx, Handler};
 use crate::worker::Request;
 
+use super::blocking::Pool;
 use super::hub::Hub;
 use super::join::{JoinHandle, Why, spawn};
 use super::link::{Life, Link};
@@ -32,23 +34,25 @@ pub(crate) struct TaskHandler {
     hub: Option<Rc<Hub>>,
     root: Option<JoinHandle<Outcome>>,
     failure: Option<io::Error>,
+    pool: Arc<Pool>,
 }
 
 impl TaskHandler {
     /// A handler that runs `main` first; it goes on running other tasks when that has ended.
-    pub(crate) fn new<F>(bound: &[SocketAddr], main: impl FnOnce() -> F + 'static) -> Self
+    pub(crate) fn new<F>(bound: &[SocketAddr], pool: Arc<Pool>, main: impl FnOnce() -> F + 'static) -> Self
     where
         F: Future<Output = Outcome> + 'static,
     {
         let main: Main = Box::new(move || Box::pin(main()));
-        let listeners = bound.to_vec();
-        Self { main: Some(main), listeners, until_main: None, hub: None, root: None, failure: None }
+        let mut handler = Self::idle(bound, pool);
+        handler.main = Some(main);
+        handler
     }
 
     /// A handler that only runs what others spawn on it.
-    pub(crate) fn idle(bound: &[SocketAddr]) -> Self {
+    pub(crate) fn idle(bound: &[SocketAddr], pool: Arc<Pool>) -> Self {
         let listeners = bound.to_vec();
-        Self { main: None, listeners, until_main: None, hub: None, root: None, failure: None }
+        Self { main: None, listeners, until_main: None, hub: None, root: None, failure: None, pool }
     }
 
     /// Stops the runtime when the main future has ended.
@@ -88,7 +92,7 @@ impl TaskHandler {
             // As with any other handler: the worker's thread ends with it, and the runtime says so.
             Err(error) => match error.0 {
                 Why::Panicked(panic) => std::panic::resume_unwind(panic),
-                Why::Aborted => {}
+                Why::Aborted | Why::NoThread(_) => {}
             },
         }
     }
@@ -100,7 +104,7 @@ impl Handler for TaskHandler {
     const PULL: bool = true;
 
     fn on_start(&mut self, cx: &mut Cx<'_, Self>) {
-        let hub = Hub::new(cx);
+        let hub = Hub::new(cx, &self.pool);
         self.hub = Some(hub.clone());
         hub.listeners.start(&self.listeners);
         if let Some(main) = self.main.take() {
@@ -157,7 +161,11 @@ impl Handler for TaskHandler {
     fn on_message(&mut self, cx: &mut Cx<'_, Self>, message: Message) {
         let hub = self.hub().clone();
         match message.0 {
-            Kind::Wake(name) => hub.tasks.make_ready(name),
+            Kind::Wake(name) => {
+                hub.counters.remote_wakes.add(1);
+                hub.tasks.make_ready(name);
+            }
+            Kind::Begin(order) => hub.enter(cx, |hub| order.begin(hub)),
             Kind::Run(run) => hub.enter(cx, |_| run()),
         }
     }
@@ -181,6 +189,10 @@ impl Handler for TaskHandler {
 
     fn on_turn(&mut self, cx: &mut Cx<'_, Self>) {
         let Some(hub) = &self.hub else { return };
+        if hub.is_stopping() {
+            cx.core.tasks_left = hub.tasks.len() as u64;
+            cx.core.blocking_left = hub.blocking.unfinished() as u64;
+        }
         hub.call_waiting(cx.core);
         let now = cx.now();
         let due = hub.timers.next().is_some_and(|at| at <= now);
@@ -196,6 +208,9 @@ impl Handler for TaskHandler {
             }
             hub.turn(budget);
         });
+        if hub.is_stopping() {
+            cx.core.tasks_left = hub.tasks.len() as u64;
+        }
         // What tasks let go of is for those who wait for it, in the next turn.
         hub.call_waiting(cx.core);
         self.look_at_main(cx);
@@ -207,7 +222,7 @@ impl Handler for TaskHandler {
     }
 
     fn is_busy(&self) -> bool {
-        self.root.is_some()
+        self.root.is_some() || self.hub.as_ref().is_some_and(|hub| hub.blocking.unfinished() > 0)
     }
 
     fn failure(&mut self) -> Option<io::Error> {

@@ -12,6 +12,7 @@ use crate::runtime::{Builder, ListenerInfo, Runtime, RuntimeError, StartError};
 use crate::server::ServerReport;
 use crate::sim::{Sim, SimWorker};
 
+use super::blocking::Pool;
 use super::{Message, TaskHandler};
 
 /// What a main future may come to: nothing, or a result whose error stops the runtime. (Of a server's handler: nothing, or a
@@ -62,9 +63,12 @@ impl Builder {
         F::Output: MainOutcome,
         M: Fn(usize) -> F + Clone + Send + Sync + 'static,
     {
+        let pool = Pool::new(self.blocking_threads);
         self.launch(move |index, bound| {
             let main = main.clone();
-            TaskHandler::new(&addresses(bound), move || async move { main(index).await.into_result() })
+            TaskHandler::new(&addresses(bound), pool.clone(), move || async move {
+                main(index).await.into_result()
+            })
         })
     }
 
@@ -73,27 +77,32 @@ impl Builder {
     ///
     /// With more than one [worker](Self::workers) the others get threads, for [`spawn_on`](super::spawn_on).
     ///
+    /// It may be called inside a task, and then runs to its end while that task's whole worker stands still: nothing of
+    /// that one (its sockets, its timers, its tasks) may be waited for inside.
+    ///
     /// # Errors
     /// [`BlockOnError::Start`] as [`start`](Self::start); [`BlockOnError::Run`] when a worker failed, or when the
     /// runtime was stopped before the future had ended.
     ///
     /// # Panics
-    /// When the future does.
+    /// When the future does, after every worker has ended.
     pub fn block_on<F>(self, deadline: Duration, future: F) -> Result<F::Output, BlockOnError>
     where
         F: Future + 'static,
     {
         let outcome = Rc::new(Cell::new(None));
         let place = outcome.clone();
+        let pool = Pool::new(self.blocking_threads);
+        let pool_here = pool.clone();
         let ended = self.run_here(
             move |bound| {
                 let main = async move {
                     place.set(Some(future.await));
                     Ok(())
                 };
-                TaskHandler::new(&addresses(bound), move || main).until_main(deadline)
+                TaskHandler::new(&addresses(bound), pool_here, move || main).until_main(deadline)
             },
-            |_, bound| TaskHandler::idle(&addresses(bound)),
+            move |_, bound| TaskHandler::idle(&addresses(bound), pool.clone()),
         );
         ended.map_err(BlockOnError::Start)?.map_err(|error| BlockOnError::Run(Some(error)))?;
         outcome.take().ok_or(BlockOnError::Run(None))
@@ -167,7 +176,8 @@ impl Sim {
         F::Output: MainOutcome,
     {
         let bound: Vec<SocketAddr> = listeners.iter().map(|listener| listener.addr).collect();
-        self.worker(config, listeners, TaskHandler::new(&bound, move || async { main().await.into_result() }))
+        let main = move || async { main().await.into_result() };
+        self.worker(config, listeners, TaskHandler::new(&bound, Pool::inline(), main))
     }
 
     /// Starts the workers of one runtime, each with `main` of its index as its first task.
@@ -188,7 +198,7 @@ impl Sim {
         let bound: Vec<SocketAddr> = listeners.iter().map(|listener| listener.addr).collect();
         self.workers(workers, config, listeners, |index| {
             let main = main.clone();
-            TaskHandler::new(&bound, move || async move { main(index).await.into_result() })
+            TaskHandler::new(&bound, Pool::inline(), move || async move { main(index).await.into_result() })
         })
     }
 }

@@ -15,10 +15,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::join::AnyTask;
+use crate::metrics::Counters;
+
+use super::join::{AnyTask, End};
 use super::waker::{MAX_TASKS, TaskName};
 
 const NONE: u32 = u32::MAX;
@@ -39,10 +43,11 @@ pub(super) struct Table {
     /// To be polled in this turn.
     ready: RefCell<VecDeque<u32>>,
     closed: Cell<bool>,
+    counters: Arc<Counters>,
 }
 
 impl Table {
-    pub(super) fn new(hub: u32) -> Self {
+    pub(super) fn new(hub: u32, counters: Arc<Counters>) -> Self {
         Self {
             hub,
             slots: RefCell::default(),
@@ -50,6 +55,7 @@ impl Table {
             live: Cell::new(0),
             ready: RefCell::default(),
             closed: Cell::new(false),
+            counters,
         }
     }
 
@@ -79,6 +85,8 @@ impl Table {
         let slot = &mut slots[index as usize];
         slot.task = Some(task);
         self.live.set(self.live.get() + 1);
+        self.counters.tasks_spawned.add(1);
+        self.counters.tasks.set(self.live.get() as u64);
         if !std::mem::replace(&mut slot.queued, true) {
             self.ready.borrow_mut().push_back(index);
         }
@@ -121,14 +129,29 @@ impl Table {
             (task, TaskName::new(self.hub, index, slot.generation))
         };
         let waker = name.waker();
-        if let Poll::Ready(()) = task.poll(&mut Context::from_waker(&waker)) {
-            self.remove(name);
+        self.counters.task_polls.add(1);
+        if let Poll::Ready(end) = task.poll(&mut Context::from_waker(&waker)) {
+            drop(self.remove(name, end));
+            // What nobody waits for is dropped here. Should its destructor panic, that ends nobody else: the
+            // task is over, and there is no handle to tell.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
         }
         true
     }
 
+    fn count_end(&self, end: End) {
+        self.live.set(self.live.get() - 1);
+        self.counters.tasks.set(self.live.get() as u64);
+        self.counters.tasks_finished.add(1);
+        match end {
+            End::Finished => {}
+            End::Aborted => self.counters.tasks_aborted.add(1),
+            End::Panicked => self.counters.tasks_panicked.add(1),
+        }
+    }
+
     /// Takes a task out; it is dropped by the caller.
-    pub(super) fn remove(&self, name: TaskName) -> Option<Rc<dyn AnyTask>> {
+    pub(super) fn remove(&self, name: TaskName, end: End) -> Option<Rc<dyn AnyTask>> {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(name.slot as usize)?;
         if !name.is_generation(slot.generation) {
@@ -138,14 +161,13 @@ impl Table {
         slot.generation = slot.generation.wrapping_add(1);
         // A slot that is still queued keeps its entry, and is polled in vain, or for its next task.
         slot.next_free = self.free.replace(name.slot);
-        self.live.set(self.live.get() - 1);
+        self.count_end(end);
         Some(task)
     }
 
-    /// Drops every task, and takes no more. Returns how many there were.
-    pub(super) fn close(&self) -> usize {
+    /// Drops every task, and takes no more.
+    pub(super) fn close(&self) {
         self.closed.set(true);
-        let dropped = self.live.get();
         // What tasks do while they are dropped may end others.
         for index in 0.. {
             let task = match self.slots.borrow_mut().get_mut(index) {
@@ -153,10 +175,9 @@ impl Table {
                 Some(slot) => slot.task.take(),
             };
             if let Some(task) = task {
-                self.live.set(self.live.get() - 1);
-                task.cancel();
+                // A task is never being polled here.
+                self.count_end(task.cancel().unwrap_or(End::Aborted));
             }
         }
-        dropped
     }
 }

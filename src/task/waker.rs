@@ -151,8 +151,13 @@ impl Reach {
         if let Err(crate::RemoteError::Full(_)) = self.remote.post(self.worker, Message(Kind::Wake(name))) {
             // In this order, both sequentially consistent: whoever sees the mailbox's mark sees this one.
             self.poll_all.store(true, Ordering::SeqCst);
-            self.remote.nudge(self.worker);
+            self.nudge();
         }
+    }
+
+    /// Makes the worker look whether it has something to do.
+    pub(super) fn nudge(&self) {
+        self.remote.nudge(self.worker);
     }
 }
 
@@ -183,7 +188,10 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut hubs = HUBS.write().unwrap_or_else(PoisonError::into_inner);
-        hubs[self.number as usize] = None;
+        let reach = hubs[self.number as usize].take();
+        drop(hubs);
+        // It may be the last one who knows the mailboxes, and what is dropped with those may wake somebody.
+        drop(reach);
     }
 }
 

@@ -82,8 +82,9 @@ impl Interval {
             MissedTicks::Delay if now.since(due) > SLACK => now + self.period,
             MissedTicks::Delay => due + self.period,
             MissedTicks::Skip => {
-                let late = now.since(due).as_nanos() / self.period.as_nanos();
-                due + self.period.saturating_mul(u32::try_from(late + 1).unwrap_or(u32::MAX))
+                let period = self.period.as_nanos();
+                let after = (now.since(due).as_nanos() / period + 1).saturating_mul(period);
+                due + Duration::from_nanos(u64::try_from(after).unwrap_or(u64::MAX))
             }
         };
         self.sleep.reset(next);

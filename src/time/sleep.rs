@@ -74,12 +74,10 @@ impl Sleep {
     pub fn is_elapsed(&self) -> bool {
         self.hub.now() >= self.due
     }
-}
 
-impl Future for Sleep {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    /// Polls it as the limit of something else, which has a budget of its own: a task that always uses all of
+    /// that up would never see its limit otherwise.
+    pub(super) fn poll_limit(mut self: Pin<&mut Self>, cx: &Context<'_>) -> Poll<()> {
         if self.is_elapsed() {
             if let Some(entry) = self.entry.take() {
                 self.hub.cancel_timer(entry);
@@ -94,6 +92,18 @@ impl Future for Sleep {
             }
         }
         Poll::Pending
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // A task that sleeps until what is past again and again is put off as well.
+        if self.is_elapsed() && self.hub.poll_budget(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.poll_limit(cx)
     }
 }
 

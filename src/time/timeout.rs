@@ -54,7 +54,7 @@ async fn race<F: Future>(limit: Sleep, future: F) -> Result<F::Output, Elapsed> 
         if let Poll::Ready(value) = future.as_mut().poll(cx) {
             return Poll::Ready(Ok(value));
         }
-        limit.as_mut().poll(cx).map(|()| Err(Elapsed(())))
+        limit.as_mut().poll_limit(cx).map(|()| Err(Elapsed(())))
     })
     .await
 }

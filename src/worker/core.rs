@@ -60,6 +60,9 @@ pub(crate) struct Core<S, M> {
     pub(crate) alarm: Option<Time>,
     pub(crate) stop_requested: Option<Duration>,
     pub(crate) stopping: bool,
+    /// Tasks, and calls on other threads, that have not ended: kept up to date while stopping.
+    pub(crate) tasks_left: u64,
+    pub(crate) blocking_left: u64,
     idle_ticks: u32,
 }
 
@@ -98,6 +101,8 @@ impl<S, M> Core<S, M> {
             alarm: None,
             stop_requested: None,
             stopping: false,
+            tasks_left: 0,
+            blocking_left: 0,
             idle_ticks: config.idle_timeout.map_or(0, ticks),
             config,
         }

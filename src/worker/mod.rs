@@ -73,6 +73,8 @@ pub(crate) struct WorkerReport {
     pub(crate) ops_in_kernel: u64,
     pub(crate) buffers_outstanding: u64,
     pub(crate) messages_undelivered: u64,
+    pub(crate) tasks_dropped: u64,
+    pub(crate) blocking_left: u64,
 }
 
 pub(crate) struct Worker<D: Driver, H: Handler> {
@@ -345,6 +347,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let index = core.index();
         let messages_undelivered = core.directory[index].close() as u64;
         let pool = core.memory.pool.clone();
+        let (tasks_dropped, blocking_left) = (core.tasks_left, core.blocking_left);
         drop(handler);
         drop(core);
         let ops_in_kernel = driver.finish(patience) as u64;
@@ -354,6 +357,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             ops_in_kernel,
             buffers_outstanding: pool.leased().into(),
             messages_undelivered,
+            tasks_dropped,
+            blocking_left,
         }
     }
 }
