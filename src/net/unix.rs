@@ -191,7 +191,8 @@ impl Drop for SocketFile {
 ///     let mut client = UnixStream::connect_addr(&name).await?;
 ///     client.send("there").await?;
 ///     let mut server = listener.accept().await?;
-///     server.send(server.recv().await?.unwrap()).await?;
+///     let question = server.recv().await?.unwrap();
+///     server.send(question).await?;
 ///     assert_eq!(&client.recv().await?.unwrap()[..], b"there");
 ///     std::io::Result::Ok(())
 /// })??;
