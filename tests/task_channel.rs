@@ -1,6 +1,5 @@
 //! The channels that are re-exported, with the wakers of this runtime: between workers, and from foreign threads.
-
-mod support;
+#![cfg(target_os = "linux")]
 
 use std::time::Duration;
 
@@ -9,7 +8,8 @@ use corelane::task::{self, Message, block_on, consume_budget, spawn, yield_now};
 use corelane::time::timeout;
 use corelane::{Runtime, WorkerConfig};
 
-use support::PATIENCE;
+/// No test waits longer than this for any one thing.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const PRODUCERS: u64 = 4;
 const MESSAGES: u64 = 100_000;

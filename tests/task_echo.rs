@@ -34,7 +34,7 @@ fn server(builder: Builder) -> (Runtime<Message>, SocketAddr) {
 #[test]
 fn what_is_sent_comes_back_and_a_half_close_ends_it() {
     let (runtime, addr) = server(Runtime::builder().workers(2));
-    let sent: Vec<u8> = (0..2_000_000u32).map(|n| (n * 31 >> 3) as u8).collect();
+    let sent: Vec<u8> = (0..2_000_000u32).map(|n| ((n * 31) >> 3) as u8).collect();
     let mut clients: Vec<Std> = (0..8).map(|_| Std::connect(addr).expect("connected")).collect();
     for client in &mut clients {
         let mut writer = client.try_clone().expect("cloned");

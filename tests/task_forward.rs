@@ -114,7 +114,7 @@ fn halves_are_one_stream_again_or_come_back_when_they_are_not_of_one() {
             let id = near.id();
             let ((a_from, a_to), (b_from, b_to)) = (near.into_split(), other.into_split());
             let error = TcpStream::reunite(a_from, b_to).expect_err("of two streams");
-            assert_eq!(error.to_string(), "the two halves are not of one stream");
+            assert_eq!(error.to_string(), "the two halves are not of one stream of this kind");
             let (a_from, b_to): (OwnedReadHalf, OwnedWriteHalf) = (error.0, error.1);
             let mut near = TcpStream::reunite(a_from, a_to).expect("of one stream");
             assert_eq!((near.id(), near.peer_addr().await.expect("as before")), (id, peer));

@@ -1,13 +1,12 @@
 //! What tasks share: permits, tokens, groups and broadcasts, in runtimes and in simulated ones.
-
-mod support;
+#![cfg(target_os = "linux")]
 
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream as Std};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corelane::net::{TcpListener, TcpStream};
 use corelane::sim::{Exploration, Faults, Peer, Sim, SimConfig};
@@ -16,7 +15,8 @@ use corelane::task::{block_on, spawn, yield_now};
 use corelane::time::{sleep, timeout};
 use corelane::{BufferConfig, ListenerConfig, Runtime, ServeError, Server, ShutdownToken, WorkerConfig};
 
-use support::{PATIENCE, any_port, eventually};
+/// No test waits longer than this for any one thing.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -282,16 +282,17 @@ fn a_broadcast_reaches_the_members_of_all_workers_in_each_senders_order() {
 #[test]
 fn another_thread_reaches_the_members_of_all_workers() {
     let room = Broadcast::new();
-    let started = Runtime::builder().workers(2).listen(any_port()).start_tasks(move |_| {
-        Server::new().serve(TcpListener::of_builder(0), move |mut stream: TcpStream| async move {
-            let member = room.join(stream.id());
-            stream.send("welcome").await?;
-            while let Some(words) = stream.recv().await? {
-                room.send_except(&member, words);
-            }
-            Ok::<(), std::io::Error>(())
-        })
-    });
+    let started =
+        Runtime::builder().workers(2).listen(SocketAddr::from(([127, 0, 0, 1], 0))).start_tasks(move |_| {
+            Server::new().serve(TcpListener::of_builder(0), move |mut stream: TcpStream| async move {
+                let member = room.join(stream.id());
+                stream.send("welcome").await?;
+                while let Some(words) = stream.recv().await? {
+                    room.send_except(&member, words);
+                }
+                Ok::<(), std::io::Error>(())
+            })
+        });
     let runtime = started.expect("started");
     let mut clients: Vec<Std> =
         (0..12).map(|_| Std::connect(runtime.info().listeners[0].addr).expect("connected")).collect();
@@ -308,7 +309,11 @@ fn another_thread_reaches_the_members_of_all_workers() {
         assert_eq!(words, everybody[..]);
     }
     // It was shared and not copied: when all have it, the workers let go of it.
-    eventually("the bytes are let go of", || Arc::strong_count(&everybody) == 1);
+    let until = Instant::now() + PATIENCE;
+    while Arc::strong_count(&everybody) > 1 {
+        assert!(Instant::now() < until, "the bytes are let go of");
+        std::thread::sleep(MS);
+    }
     clients[0].write_all(b"hello, others").expect("written");
     for client in &mut clients[1..] {
         let mut words = [0; 13];
@@ -388,4 +393,47 @@ fn a_notification_wakes_who_waits_and_is_kept_for_who_comes() {
         assert_eq!(*order.borrow(), [0, 1, 2]);
     })
     .expect("run");
+}
+
+#[test]
+fn a_worker_that_is_behind_is_told_of_and_the_sender_never_waits() {
+    let sim = Sim::new(SimConfig::seeded(5));
+    let room = Broadcast::new();
+    let told = Rc::new(Cell::new((0, 0)));
+    let counting = told.clone();
+    let config = WorkerConfig { mailbox: 4, ..small() };
+    let workers = sim.tasks_on(2, config, &[ListenerConfig::new(server_addr())], move |index| {
+        let told = counting.clone();
+        async move {
+            let joined = move |mut stream: TcpStream| async move {
+                let _member = room.join(stream.id());
+                while stream.recv().await?.is_some() {}
+                Ok::<(), std::io::Error>(())
+            };
+            if index == 0 {
+                sleep(100 * MS).await;
+                // All in one turn, so that the other worker has no chance to read its mailbox.
+                for n in 0..10u8 {
+                    let sent = room.send(vec![n; 10]);
+                    assert_eq!((sent.workers_stopped, sent.here.missed, sent.here.closed), (0, 0, 0));
+                    told.set((told.get().0 + sent.workers, told.get().1 + sent.workers_full));
+                }
+            }
+            Server::new().serve(TcpListener::of_builder(0), joined).await.map(drop)
+        }
+    });
+    let workers = workers.expect("started");
+    let peers: Vec<Peer> = (0..8).map(|_| sim.connect(server_addr())).collect();
+    sim.run_for(SEC);
+    assert_eq!(told.get(), (4, 6));
+    // Worker 0 serves from then on only; those of worker 1 got what fitted, in its order.
+    let there = workers[1].metrics().accepted as usize;
+    let got: Vec<Vec<u8>> = peers.iter().map(Peer::received).collect();
+    let expected: Vec<u8> = (0..4).flat_map(|n| vec![n; 10]).collect();
+    assert!(there > 0, "the seed gives worker 1 somebody");
+    assert_eq!(got.iter().filter(|got| **got == expected).count(), there);
+    assert_eq!(got.iter().filter(|got| got.is_empty()).count(), 8 - there);
+    drop(peers);
+    workers[0].stop(SEC);
+    sim.run_until(5 * SEC, || workers.iter().all(|worker| !worker.is_running())).expect("they end");
 }

@@ -21,6 +21,7 @@ enum Bytes {
 
 /// Bytes that do not belong to a worker's arena, so that they may cross threads.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum Detached {
     /// Owned by this value alone.
     Owned(Vec<u8>),
@@ -28,6 +29,9 @@ pub enum Detached {
     Static(&'static [u8]),
     /// Shared by reference count: what a broadcast uses, so that n receivers cost one buffer.
     Shared(Arc<[u8]>),
+    /// Of the `bytes` crate (feature `bytes`).
+    #[cfg(feature = "bytes")]
+    Bytes(bytes::Bytes),
 }
 
 impl Detached {
@@ -37,6 +41,8 @@ impl Detached {
             Self::Owned(bytes) => bytes,
             Self::Static(bytes) => bytes,
             Self::Shared(bytes) => bytes,
+            #[cfg(feature = "bytes")]
+            Self::Bytes(bytes) => bytes,
         }
     }
 }
@@ -116,6 +122,8 @@ impl fmt::Debug for Payload {
             Bytes::Free(Detached::Owned(_)) => "owned",
             Bytes::Free(Detached::Static(_)) => "static",
             Bytes::Free(Detached::Shared(_)) => "shared",
+            #[cfg(feature = "bytes")]
+            Bytes::Free(Detached::Bytes(_)) => "bytes",
         };
         write!(f, "Payload({kind}, {} bytes)", self.len())
     }
@@ -167,6 +175,28 @@ impl From<&'static str> for Detached {
 impl From<Arc<[u8]>> for Detached {
     fn from(bytes: Arc<[u8]>) -> Self {
         Self::Shared(bytes)
+    }
+}
+
+/// Without copying.
+///
+/// ```
+/// use corelane::net::{TcpListener, TcpStream};
+///
+/// corelane::task::block_on(async {
+///     let mut listener = TcpListener::bind("127.0.0.1:0").await?;
+///     let mut client = TcpStream::connect(listener.local_addr()?).await?;
+///     let body = bytes::Bytes::from_static(b"a body that others have too");
+///     client.send(body.slice(2..6)).await?;
+///     assert_eq!(&listener.accept().await?.recv().await?.unwrap()[..], b"body");
+///     std::io::Result::Ok(())
+/// })??;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[cfg(feature = "bytes")]
+impl From<bytes::Bytes> for Detached {
+    fn from(bytes: bytes::Bytes) -> Self {
+        Self::Bytes(bytes)
     }
 }
 

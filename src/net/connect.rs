@@ -13,7 +13,7 @@ use crate::task::{Hub, Life, Link, Place, TaskCore};
 use crate::time::{sleep, timeout};
 
 use super::error;
-use super::stream::Stream;
+use super::stream::{Kind, Stream};
 
 /// How often the runtime's total is looked at: nobody tells when another worker makes room.
 const RECHECK: Duration = Duration::from_millis(50);
@@ -23,6 +23,7 @@ const LEAST: Duration = Duration::from_millis(1);
 
 /// Makes an outgoing connection within `limit`, with what `begin` begins when told how much time is left.
 pub(super) async fn stream(
+    kind: Kind,
     peer: Option<SocketAddr>,
     limit: Duration,
     begin: impl Fn(&mut TaskCore, Duration, Rc<Link>) -> Result<ConnId, ConnectError<Rc<Link>>>,
@@ -73,7 +74,7 @@ pub(super) async fn stream(
         Err(_) => return Err(error::of_connect(refusal.unwrap_or(ConnectErrorKind::WorkerFull))),
     };
     link.id.set(id);
-    let stream = Stream::new(hub, link);
+    let stream = Stream::of(kind, hub, link);
     poll_fn(|cx| stream.link.poll_open(cx)).await.map_err(error::of_close)?;
     Ok(stream)
 }

@@ -86,6 +86,8 @@ impl Drop for Port {
                 core.close(slot, CloseReason::Local);
             }
         });
+        // Its senders know at once, not only when the close was carried out.
+        self.sends.shut();
     }
 }
 

@@ -7,8 +7,9 @@ macro_rules! reading {
         /// finished. Never an empty piece. Dropped before it is done, it has taken nothing.
         ///
         /// # Errors
-        /// When the connection failed or was closed by a limit, once everything that came before was received; on an
-        /// accepted connection also when the runtime was asked to stop and nothing that arrived is left
+        /// When the connection failed, once everything that came before was received (within
+        /// [`close_timeout`](crate::WorkerConfig::close_timeout)), or was ended by a limit; on an accepted connection also
+        /// when the runtime was asked to stop and nothing that arrived is left
         /// ([`keep_receiving_on_stop`](super::TcpStream::keep_receiving_on_stop)).
         #[inline]
         pub async fn recv(&mut self) -> std::io::Result<Option<crate::Buf>> {
@@ -43,8 +44,8 @@ macro_rules! reading {
         /// Fills `room`, by copying. Dropped before it is done, it has taken nothing.
         ///
         /// # Errors
-        /// `UnexpectedEof` when the peer finishes before; what it had sent can then still be received. Else as
-        /// [`recv`](Self::recv).
+        /// `UnexpectedEof` when the peer finishes before; else as [`recv`](Self::recv). What it had found by then can
+        /// still be received.
         pub async fn recv_exact(&mut self, room: &mut [u8]) -> std::io::Result<()> {
             crate::net::stream::RecvExact::new(&self.$($stream)+, room).await
         }
@@ -107,7 +108,7 @@ macro_rules! writing {
         /// Waits until the kernel has taken everything that was queued.
         ///
         /// # Errors
-        /// When it cannot: the connection has ended.
+        /// When it cannot: the connection has ended, other than by both sides having finished.
         pub async fn flush(&mut self) -> std::io::Result<()> {
             std::future::poll_fn(|cx| self.$($stream)+.poll_flush(cx)).await
         }

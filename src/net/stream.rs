@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use crate::buffer::{Buf, Payload};
 use crate::config::SocketOptions;
@@ -16,13 +17,22 @@ use super::error;
 
 /// A connection from a task's side. Dropping it closes the connection gracefully.
 pub(super) struct Stream {
+    pub(super) kind: Kind,
     pub(super) hub: Rc<Hub>,
     pub(super) link: Rc<Link>,
 }
 
+/// What a stream is a stream of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Tcp,
+    #[cfg(unix)]
+    Unix,
+}
+
 impl Stream {
-    pub(super) fn new(hub: Rc<Hub>, link: Rc<Link>) -> Self {
-        Self { hub, link }
+    pub(super) fn of(kind: Kind, hub: Rc<Hub>, link: Rc<Link>) -> Self {
+        Self { kind, hub, link }
     }
 
     /// Acts on the connection, if the worker still knows it.
@@ -158,6 +168,13 @@ impl Stream {
     /// Queues a payload now.
     #[inline]
     pub(super) fn try_send(&self, payload: Payload) -> Result<(), SendError> {
+        if payload.is_empty() {
+            // Dropped here and not while the worker's core is lent: bytes may be of somebody else's making.
+            let sent =
+                self.with(|core, slot| core.send(slot, Payload::from("")).map_err(|refused| refused.kind));
+            let sent = sent.unwrap_or(Err(SendErrorKind::Closed));
+            return sent.map_err(|kind| SendError { payload, kind });
+        }
         let mut payload = Some(payload);
         let sent = self.with(|core, slot| payload.take().map_or(Ok(()), |payload| core.send(slot, payload)));
         match (sent, payload) {
@@ -240,6 +257,14 @@ impl Stream {
         self.with(|core, slot| core.abort(slot));
     }
 
+    pub(super) fn set_idle_timeout(&self, timeout: Option<Duration>) {
+        self.with(|core, slot| core.set_idle_timeout(slot, timeout));
+    }
+
+    pub(super) fn set_deadline(&self, after: Option<Duration>) {
+        self.with(|core, slot| core.set_deadline(slot, after));
+    }
+
     pub(super) fn close_reason(&self) -> Option<CloseReason> {
         match self.link.life.get() {
             Life::Over(reason) => Some(reason),
@@ -266,7 +291,7 @@ impl Stream {
 pub(super) async fn addresses(hub: &Hub, link: &Link) -> io::Result<Addresses> {
     let question = Question::addresses(hub, link);
     match poll_fn(|cx| question.poll(cx)).await.map_err(error::of_close)? {
-        Reply::Addresses(result) => result,
+        Reply::Addresses(result) => *result,
         Reply::Options(_) => unreachable!("answers come in the order of the questions"),
     }
 }

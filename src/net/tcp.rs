@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use crate::config::{ConnectConfig, ListenerConfig, SocketOptions};
 use crate::driver::{Address, ListenConfig};
+use crate::handler::CloseReason;
 use crate::task::{Accepting, Binding, Hub, TaskCore};
 
 use super::connect;
 use super::error::invalid;
 use super::methods::{connection, reading, writing};
 use super::split::{self, OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
-use super::stream::Stream;
+use super::stream::{Kind, Stream};
 
 /// A listening socket of this worker. Dropping it closes it, and whoever was accepted and not taken.
 ///
@@ -84,7 +85,7 @@ impl TcpListener {
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
         self.accepting
             .poll_accept(&self.hub, cx)
-            .map_ok(|link| TcpStream { stream: Stream::new(self.hub.clone(), link) })
+            .map_ok(|link| TcpStream { stream: Stream::of(Kind::Tcp, self.hub.clone(), link) })
     }
 
     pub(crate) fn accepting(&self) -> &Rc<Accepting> {
@@ -154,7 +155,7 @@ impl TcpStream {
         let begin = |core: &mut TaskCore, left, link| {
             core.connect(ConnectConfig { timeout: left, ..config.clone() }, link)
         };
-        Ok(Self { stream: connect::stream(Some(config.target), config.timeout, begin).await? })
+        Ok(Self { stream: connect::stream(Kind::Tcp, Some(config.target), config.timeout, begin).await? })
     }
 
     reading!(stream);
@@ -187,9 +188,9 @@ impl TcpStream {
         inet(Some(self.stream.addresses().await?.local))
     }
 
-    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is. Those
-    /// of a listener are inherited by what it accepts at no cost; this
-    /// takes some system calls (with direct descriptors Linux 6.8).
+    /// Sets those of the socket's options that are given, and `nodelay` either way; one that is `None` stays as it is.
+    /// Those of a listener are inherited by what it accepts at no cost; this takes some system calls (with direct
+    /// descriptors Linux 6.8).
     ///
     /// # Errors
     /// `InvalidInput` for an option out of its range; else as [`peer_addr`](Self::peer_addr).
@@ -199,13 +200,13 @@ impl TcpStream {
 
     /// Closes the connection when nothing was received for so long; `None` turns that off. Resolution: 1 ms.
     pub fn set_idle_timeout(&self, timeout: Option<Duration>) {
-        self.stream.with(|core, slot| core.set_idle_timeout(slot, timeout));
+        self.stream.set_idle_timeout(timeout);
     }
 
     /// Resets the connection if it is still there after so long, whatever it does; `None` takes that back. Resolution:
     /// 1 ms.
     pub fn set_deadline(&self, after: Option<Duration>) {
-        self.stream.with(|core, slot| core.set_deadline(slot, after));
+        self.stream.set_deadline(after);
     }
 
     /// Whether receiving goes on when the runtime was asked to stop, until the deadline. Off for accepted connections,
@@ -213,6 +214,11 @@ impl TcpStream {
     /// requests. On for outgoing ones, which answers to requests under way may depend on.
     pub fn keep_receiving_on_stop(&self, on: bool) {
         self.stream.link.ends_on_stop.set(!on);
+    }
+
+    /// Closes the connection as dropping it does, with the reason that counters shall show.
+    pub fn close_with(self, reason: CloseReason) {
+        self.stream.with(|core, slot| core.close(slot, reason));
     }
 
     /// Resets the connection; what is queued is dropped.
@@ -233,9 +239,9 @@ impl TcpStream {
     /// Puts two halves together again.
     ///
     /// # Errors
-    /// [`ReuniteError`] with both when they are not of one stream.
+    /// [`ReuniteError`] with both when they are not of one stream, or of one of another kind.
     pub fn reunite(from: OwnedReadHalf, to: OwnedWriteHalf) -> Result<Self, ReuniteError> {
-        split::reunite(from, to).map(|stream| Self { stream })
+        split::reunite(Kind::Tcp, from, to).map(|stream| Self { stream })
     }
 }
 

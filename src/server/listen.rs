@@ -7,9 +7,12 @@ use std::task::{Context, Poll};
 
 use crate::handler::ConnId;
 use crate::net::{TcpListener, TcpStream};
+#[cfg(unix)]
+use crate::net::{UnixListener, UnixStream};
 use crate::task::Accepting;
 
-/// A listener that a [`Server`](super::Server) can accept from: a [`TcpListener`].
+/// A listener that a [`Server`](super::Server) can accept from: a [`TcpListener`], on Unix systems also a
+/// [`UnixListener`](crate::net::UnixListener).
 ///
 /// ```
 /// use corelane::{Listen, Server, ServerReport, net::TcpListener};
@@ -92,6 +95,28 @@ pub(super) mod sealed {
         fn name(stream: &<Self as super::Listen>::Stream) -> (ConnId, Option<SocketAddr>)
         where
             Self: super::Listen;
+    }
+}
+
+#[cfg(unix)]
+impl Listen for UnixListener {
+    type Stream = UnixStream;
+}
+
+#[cfg(unix)]
+impl sealed::Source for UnixListener {
+    const HAS_IP: bool = false;
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
+        self.poll_accept(cx)
+    }
+
+    fn handle(&self) -> sealed::Handle {
+        sealed::Handle(self.accepting().clone())
+    }
+
+    fn name(stream: &UnixStream) -> (ConnId, Option<SocketAddr>) {
+        (stream.id(), None)
     }
 }
 

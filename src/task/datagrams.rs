@@ -136,6 +136,12 @@ impl Sends {
         }
     }
 
+    /// The socket was dropped: nothing more is begun. What is under way is answered, or ended with it.
+    pub(crate) fn shut(&self) {
+        self.over.set(Some(CloseReason::Local));
+        self.wake_waiters();
+    }
+
     /// The socket is closed: nothing more comes of what is under way.
     fn end(&self, reason: CloseReason) {
         self.over.set(Some(reason));

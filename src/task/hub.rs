@@ -223,7 +223,7 @@ impl Hub {
             match answer {
                 Answer::Listening { ticket, result } => self.listeners.bound(self, ticket, result),
                 Answer::Addresses { id, result } => {
-                    self.tell(id, |link| link.questions.answer(Reply::Addresses(result)));
+                    self.tell(id, |link| link.questions.answer(Reply::Addresses(Box::new(result))));
                 }
                 Answer::Options { id, result } => {
                     self.tell(id, |link| link.questions.answer(Reply::Options(result)));

@@ -110,3 +110,14 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `tests/promises_task_alloc.rs` adds what is allocated for an idle connection to what is reserved for it here.
+    #[test]
+    fn what_is_kept_of_a_connection_is_small() {
+        assert!(size_of::<Link>() <= 160, "{} bytes", size_of::<Link>());
+    }
+}

@@ -18,7 +18,7 @@ use super::link::{Life, Link, Waiter};
 
 /// What the system said.
 pub(crate) enum Reply {
-    Addresses(io::Result<Addresses>),
+    Addresses(Box<io::Result<Addresses>>),
     Options(io::Result<()>),
 }
 

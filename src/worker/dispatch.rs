@@ -325,7 +325,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
                 }
             }
             Err(error) => {
-                let reason = CloseReason::ConnectFailed(error.raw_os_error().unwrap_or(0));
+                let reason =
+                    CloseReason::ConnectFailed(error.raw_os_error().unwrap_or_else(|| code_of(error.kind())));
                 self.begin_close(slot, CloseHow::Fin, reason);
             }
         }
@@ -371,7 +372,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             let waits_for_us = Flags::PAUSED.and(Flags::STARVED);
             let waits_for_us = if H::PULL { waits_for_us.and(Flags::HELD_UP) } else { waits_for_us };
             // In pull mode also when what it sent was not taken yet.
-            if !entry.flags.has(waits_for_us) && !(H::PULL && !entry.held.is_empty()) {
+            let is_taken = !H::PULL || entry.held.is_empty();
+            if is_taken && !entry.flags.has(waits_for_us) {
                 self.core.counters.timers.add(1);
                 self.begin_close(slot, CloseHow::Fin, CloseReason::IdleTimeout);
                 return;
@@ -388,5 +390,15 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             }
         }
         self.core.retime(slot);
+    }
+}
+
+/// The code of an error that is not the system's own; 0 for one that has none.
+fn code_of(kind: io::ErrorKind) -> i32 {
+    match kind {
+        // A listener's queue is full.
+        #[cfg(unix)]
+        io::ErrorKind::ResourceBusy => libc::EBUSY,
+        _ => 0,
     }
 }

@@ -31,8 +31,13 @@ where
     H: Handler + 'static,
     F: Fn(usize) -> H + Send + Sync + 'static,
 {
+    started_or_skipped(builder.start(make))
+}
+
+/// What was started; `None`, said in the output, where the kernel forbids it.
+pub fn started_or_skipped<M: Send>(started: Result<Runtime<M>, StartError>) -> Option<Runtime<M>> {
     use SetupError::{NotImplemented, Seccomp, Sysctl};
-    match builder.start(make) {
+    match started {
         Ok(runtime) => Some(runtime),
         Err(StartError::Kernel(error @ (NotImplemented | Sysctl { .. } | Seccomp))) => {
             println!("skipped: {error}");

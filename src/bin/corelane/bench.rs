@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use crate::load::json::{Environment, Report, Tool};
 use crate::output::{self, Sink, say};
+use crate::units::Tier;
 use crate::{Failure, exit, proc, show, units};
 
 /// Runs the main job.
@@ -137,7 +138,7 @@ pub fn main(args: Bench, signals: Signals) -> Result<ExitCode, Failure> {
     let mut document = Document {
         schema: "corelane-bench/1",
         tool: Tool::this(),
-        environment: Environment::collect(None),
+        environment: Environment::collect(Tier::Handler, None),
         quick: args.quick,
         server_cpu,
         load_cpu,
@@ -461,7 +462,7 @@ mod tests {
         Document {
             schema: "corelane-bench/1",
             tool: Tool::this(),
-            environment: Environment::collect(None),
+            environment: Environment::collect(Tier::Handler, None),
             quick: true,
             server_cpu: 0,
             load_cpu: usize::from(!shared_core),

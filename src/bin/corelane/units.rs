@@ -296,6 +296,25 @@ pub fn cpus(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(list))
 }
 
+/// How a server, or a generator, is written: the same on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Tier {
+    /// As callbacks (Handler)
+    Handler,
+    /// As async code, a task for each connection
+    Async,
+}
+
+impl Tier {
+    /// Its name, as it is given and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Handler => "handler",
+            Self::Async => "async",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

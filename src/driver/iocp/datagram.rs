@@ -37,8 +37,8 @@ use std::io;
 use std::os::windows::io::{AsRawSocket, IntoRawSocket, RawSocket};
 
 use windows_sys::Win32::Networking::WinSock::{
-    self, MSG_PEEK, SOCKET, WSABUF, WSAECONNREFUSED, WSAECONNRESET, WSAEINVAL, WSAEMSGSIZE, WSAENETRESET,
-    WSAEWOULDBLOCK,
+    self, MSG_PEEK, SOCKET, WSABUF, WSAECONNREFUSED, WSAECONNRESET, WSAEDESTADDRREQ, WSAEINVAL, WSAEMSGSIZE,
+    WSAENETRESET, WSAEWOULDBLOCK,
 };
 
 use crate::buffer::Payload;
@@ -158,7 +158,8 @@ impl DatagramOps {
     fn close(&mut self, key: Key, socket: SOCKET) -> u64 {
         let mut cancelled = 0;
         for index in 0..self.ops.len() {
-            let op = &mut *self.ops[index];
+            // Only looked at: it may be the kernel's.
+            let op = &*self.ops[index];
             if op.key != key {
                 continue;
             }
@@ -252,22 +253,38 @@ impl IocpDriver {
     }
 
     pub(super) fn begin_datagram(&mut self, key: Key, token: u32, datagram: Datagram) {
-        if self.slots.usable(key).is_none() {
-            return;
-        }
+        let Some(slot) = self.slots.usable(key) else { return };
+        let has_target = slot.connected || datagram.to.is_some();
         let (bytes, segment) = (datagram.payload.len(), datagram.segment.map_or(0, usize::from));
         let name = self.datagrams.begin(key, token, datagram);
         let is_cut = segment > 0 && bytes > segment;
-        let refused = if is_cut && bytes > MOST_BYTES {
-            Some(WSAEMSGSIZE)
+        // What systems have different errors for, or none.
+        let done = if !has_target {
+            Some(Err(WSAEDESTADDRREQ))
+        } else if is_cut && bytes > MOST_BYTES {
+            Some(Err(WSAEMSGSIZE))
+        } else if is_cut && bytes.div_ceil(segment) > MOST_SEGMENTS {
+            Some(Err(WSAEINVAL))
         } else {
-            (is_cut && bytes.div_ceil(segment) > MOST_SEGMENTS).then_some(WSAEINVAL)
-        };
-        let done = match refused {
-            Some(number) => Some(Err(number)),
-            None => self.send_on(name),
+            self.send_on(name)
         };
         self.note_done(name, done);
+    }
+
+    /// Makes believe that the kernel keeps a datagram, which systems rarely do. Returns the pointer of its packet.
+    #[cfg(test)]
+    pub(super) fn keep_datagram(
+        &mut self,
+        key: Key,
+        token: u32,
+        datagram: Datagram,
+    ) -> *mut windows_sys::Win32::System::IO::OVERLAPPED {
+        let name = self.datagrams.begin(key, token, datagram);
+        let op = &mut self.datagrams.ops[name.slot as usize];
+        op.state = State::Kernel;
+        self.in_flight += 1;
+        self.slots.usable(key).expect("open").sends += 1;
+        op.op.begin(Kind::SendDatagram, name)
     }
 
     /// Has a send that is done reported after the next wait.

@@ -76,6 +76,9 @@
 //! both are cancels. Wine's server also takes the error of a reset off the socket, and the next receive finds
 //! a plain end: under Wine an end is only believed of a connection that still has a peer.
 //!
+//! Wine's server also stops looking at a connected datagram socket that was told of an error (nobody is there): a
+//! receive from it that has to wait does not end any more. What is there already is received.
+//!
 //! Windows may abort a stream of which a send was cancelled after a part was taken, since it cannot say what
 //! is on its way; the next operation tells then.
 

@@ -1,10 +1,13 @@
 //! What every real driver does alike, met at the driver's door, with counterparts of std's.
 //!
 //! `listen.rs`: listeners made at run time. `ask.rs`: addresses and options. `unix.rs`: Unix streams.
+//! `datagram/`: datagram sockets.
 //!
 //! What is particular to one driver is tested in its own folder.
 
 mod ask;
+#[cfg(target_os = "linux")]
+pub(super) mod datagram;
 mod listen;
 #[cfg(unix)]
 mod unix;

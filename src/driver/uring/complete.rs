@@ -65,6 +65,7 @@ impl UringDriver {
             Kind::Poll => self.readable(key, result),
             Kind::Send => self.sent(key, result),
             Kind::SendDatagram => self.datagram_sent(key, result),
+            Kind::Room => self.room(key),
             Kind::AcceptMulti => self.accepted_multi(key, result, cqueue::more(flags)),
             Kind::AcceptOnce => self.accepted_once(key, result),
             Kind::Connect => self.connected(key, result),

@@ -418,7 +418,10 @@ impl Driver for UringDriver {
     fn open_datagram(&mut self, key: Key, config: &DatagramConfig) -> io::Result<()> {
         super::check_datagram_room(&self.memory)?;
         let fd = sys::datagram::open(config)?;
-        self.slots.open(key, fd.into_raw_fd()).plain = true;
+        let slot = self.slots.open(key, fd.into_raw_fd());
+        slot.plain = true;
+        let one = config.local.as_ref().or(config.peer.as_ref());
+        slot.serial = !matches!(one, Some(super::Address::Inet(_)));
         Ok(())
     }
 
@@ -434,8 +437,7 @@ impl Driver for UringDriver {
         let Some(slot) = self.slots.get(key) else { return };
         if slot.ops.has(Ops::RECV) {
             slot.ops.insert(Ops::RECV_CANCELLED);
-            let plain = slot.plain;
-            self.cancel(self.recv_kind(plain), key, Kind::CancelRecv);
+            self.cancel(self.recv_kind(), key, Kind::CancelRecv);
         }
     }
 
@@ -506,7 +508,7 @@ impl Driver for UringDriver {
             let user_data = encode(Kind::Disconnect, key);
             self.submission.connect(reference, user_data, RawAddress::UNSPECIFIED, &self.counters);
         }
-        let recv = self.recv_kind(plain);
+        let recv = self.recv_kind();
         for (op, kind) in [(Ops::RECV, recv), (Ops::SEND, Kind::Send), (Ops::CONNECT, Kind::Connect)] {
             if ops.has(op) {
                 self.cancel(kind, key, Kind::Cancel);

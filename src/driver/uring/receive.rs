@@ -87,12 +87,11 @@ impl UringDriver {
         self.submission.push(&entry.user_data(encode(kind, key)), &self.counters);
     }
 
-    /// What a receive that waits was started for: what a cancel must name. `plain`: a datagram socket's.
-    pub(super) fn recv_kind(&self, plain: bool) -> Kind {
+    /// What a receive that waits was started for: what a cancel must name.
+    pub(super) fn recv_kind(&self) -> Kind {
         match self.recv_mode {
-            RecvMode::Multishot => Kind::Recv,
-            RecvMode::Selected if !plain => Kind::Recv,
-            RecvMode::Selected | RecvMode::Polled => Kind::Poll,
+            RecvMode::Multishot | RecvMode::Selected => Kind::Recv,
+            RecvMode::Polled => Kind::Poll,
         }
     }
 
@@ -156,7 +155,11 @@ impl UringDriver {
     #[inline]
     pub(super) fn received(&mut self, key: Key, result: i32, flags: u32) -> Option<Event> {
         let more = cqueue::more(flags);
-        let buf = match cqueue::buffer_select(flags) {
+        let selected = cqueue::buffer_select(flags);
+        let message =
+            self.recv_mode == RecvMode::Selected && self.slots.get(key).is_some_and(|slot| slot.plain);
+        let buf = match selected {
+            _ if message && result >= 0 => self.take_message(key, selected, result as u32),
             Some(id) if result > 0 => {
                 let lease = self.memory.pool.lease(id.into(), result as u32);
                 if lease.is_none() {

@@ -63,8 +63,12 @@ pub(super) struct Slot {
     pub(super) open: bool,
     /// The socket is an ordinary descriptor, whatever others have: a datagram socket.
     pub(super) plain: bool,
-    /// Datagrams of it that the kernel has.
+    /// Datagrams of it that the kernel has, and the wait for room.
     pub(super) sends: u16,
+    /// Its datagrams are sent one after the other: a Unix socket, which must not reorder them.
+    pub(super) serial: bool,
+    /// It has no room: what is to be sent waits.
+    pub(super) stalled: bool,
     /// Close was asked for: only `Closed` is still reported.
     pub(super) closing: bool,
     /// What is being sent: the kernel reads it until the send's completion.
@@ -104,6 +108,8 @@ impl Slots {
                 open: false,
                 plain: false,
                 sends: 0,
+                serial: false,
+                stalled: false,
                 closing: false,
                 chain: Chain::EMPTY,
                 buffer: NO_BUFFER,
@@ -117,6 +123,8 @@ impl Slots {
         slot.ops = Ops::default();
         slot.open = true;
         slot.plain = false;
+        slot.serial = false;
+        slot.stalled = false;
         slot.closing = false;
         slot
     }

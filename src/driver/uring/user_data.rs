@@ -37,13 +37,15 @@ pub(crate) enum Kind {
     PeerFailed,
     /// The slot is the operation object's number, and the generation that of its use.
     SendDatagram,
+    /// Waiting until a datagram socket has room, or for some time where nobody tells.
+    Room,
     /// A connection to a Unix socket, which is over before; see `control.rs`.
     UnixConnect,
     /// Giving a socket of the descriptor table an ordinary descriptor; see `control.rs`.
     Install,
 }
 
-const KINDS: [Kind; 19] = [
+const KINDS: [Kind; 20] = [
     Kind::Ignore,
     Kind::AcceptMulti,
     Kind::AcceptOnce,
@@ -61,6 +63,7 @@ const KINDS: [Kind; 19] = [
     Kind::PeerWake,
     Kind::PeerFailed,
     Kind::SendDatagram,
+    Kind::Room,
     Kind::UnixConnect,
     Kind::Install,
 ];

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use corelane::{Accepted, Buf, CloseReason, Closed, Conn, ConnId, Cx, Handler, Time};
 
+use super::door::Lane;
 use super::plan::{Plan, Traffic};
 use super::stats::{ErrorClass, Gauges, Interval, Stats};
 
@@ -211,7 +212,7 @@ impl Generator {
     }
 
     /// Does everything that is due and sets the alarm for what is due next.
-    fn advance(&mut self, cx: &mut Cx<'_, Self>) {
+    pub(super) fn advance(&mut self, cx: &mut impl Lane) {
         if self.done || self.origin == NEVER {
             return;
         }
@@ -243,14 +244,15 @@ impl Generator {
             self.finish_if_drained(now);
         }
         if self.done {
-            cx.clear_alarm();
+            cx.set_alarm(None);
         } else {
-            cx.set_alarm(next.min(self.next_tick).min(if self.stopped { NEVER } else { self.until }));
+            let end = if self.stopped { NEVER } else { self.until };
+            cx.set_alarm(Some(next.min(self.next_tick).min(end)));
         }
     }
 
     /// Begins the connections that are due; returns when the next one is.
-    fn connect_due(&mut self, cx: &mut Cx<'_, Self>, now: Time) -> Time {
+    fn connect_due(&mut self, cx: &mut impl Lane, now: Time) -> Time {
         for _ in 0..CONNECTS_PER_TURN {
             if self.next_connect == self.slots.len() || self.stopped {
                 return NEVER;
@@ -277,14 +279,11 @@ impl Generator {
                 owed_round: 0,
                 outstanding: VecDeque::with_capacity(self.plan.traffic.depth() as usize),
             };
-            match cx.connect(self.plan.connect(index), peer) {
-                Ok(_) => {
-                    self.slots[slot] = Slot::Connecting;
-                    self.interval.gauges.connecting += 1;
-                }
-                // The plan is checked and the workers are sized for it: only a table that is too
-                // small for this worker's share is left.
-                Err(_) => self.failed(slot, ErrorClass::LocalFdLimit, now),
+            if cx.connect(self.plan.connect(index), peer) {
+                self.slots[slot] = Slot::Connecting;
+                self.interval.gauges.connecting += 1;
+            } else {
+                self.failed(slot, ErrorClass::LocalFdLimit, now);
             }
         }
         now
@@ -319,31 +318,24 @@ impl Generator {
         let _ = self.events.send(Event::Interval { worker: self.worker, end, data });
     }
 
-    fn finish_if_drained(&mut self, now: Time) {
+    pub(super) fn finish_if_drained(&mut self, now: Time) {
         if self.stopped && !self.done && self.outstanding == 0 && self.owed == 0 && self.schedule_over() {
             self.done = true;
             self.hand_over(now);
             let _ = self.events.send(Event::Done);
         }
     }
-}
 
-impl Handler for Generator {
-    type Conn = Peer;
-    type Message = Command;
-
-    fn on_start(&mut self, cx: &mut Cx<'_, Self>) {
-        self.workers = cx.workers();
+    /// The worker has started.
+    pub(super) fn start(&mut self, workers: usize) {
+        self.workers = workers;
         let share = (self.plan.connections as usize + self.workers - 1 - self.worker) / self.workers;
         self.slots = vec![Slot::Waiting; share];
         self.unresolved = share;
     }
 
-    fn on_accept(&mut self, _: &mut Cx<'_, Self>, _: Accepted) -> Option<Peer> {
-        None
-    }
-
-    fn on_message(&mut self, cx: &mut Cx<'_, Self>, command: Command) {
+    /// The conductor said something.
+    pub(super) fn command(&mut self, cx: &mut impl Lane, command: Command) {
         match command {
             Command::Ramp(origin) => {
                 self.origin = origin;
@@ -378,13 +370,8 @@ impl Handler for Generator {
         self.advance(cx);
     }
 
-    fn on_alarm(&mut self, cx: &mut Cx<'_, Self>) {
-        self.advance(cx);
-    }
-
-    fn on_connected(&mut self, conn: &mut Conn<'_, Self>) {
-        let (now, id) = (conn.now(), conn.id());
-        let peer = conn.state();
+    /// A connection is established.
+    pub(super) fn connected(&mut self, peer: &mut Peer, id: ConnId, now: Time) {
         peer.established = true;
         self.slots[peer.slot as usize] = Slot::Open(id);
         self.interval.connect.record(now.since(peer.begun));
@@ -393,22 +380,11 @@ impl Handler for Generator {
         self.resolved(now);
     }
 
-    fn on_data(&mut self, conn: &mut Conn<'_, Self>, data: Buf) {
-        self.verify(conn, &data);
-        self.finish_if_drained(conn.now());
-    }
-
-    fn on_timer(&mut self, conn: &mut Conn<'_, Self>) {
-        self.expire(conn);
-        self.finish_if_drained(conn.now());
-    }
-
-    fn on_closed(&mut self, cx: &mut Cx<'_, Self>, closed: Closed<Peer>) {
-        let now = cx.now();
+    /// A connection is over, or was never there.
+    pub(super) fn closed(&mut self, mut peer: Peer, reason: CloseReason, now: Time) {
         if self.done {
             return;
         }
-        let Closed { state: mut peer, reason, .. } = closed;
         let slot = peer.slot as usize;
         if !peer.established {
             self.interval.gauges.connecting -= 1;
@@ -433,5 +409,45 @@ impl Handler for Generator {
         }
         self.forget(&mut peer, now, |stats, _| stats.counts.lost += 1);
         self.finish_if_drained(now);
+    }
+}
+
+impl Handler for Generator {
+    type Conn = Peer;
+    type Message = Command;
+
+    fn on_start(&mut self, cx: &mut Cx<'_, Self>) {
+        self.start(cx.workers());
+    }
+
+    fn on_accept(&mut self, _: &mut Cx<'_, Self>, _: Accepted) -> Option<Peer> {
+        None
+    }
+
+    fn on_message(&mut self, cx: &mut Cx<'_, Self>, command: Command) {
+        self.command(cx, command);
+    }
+
+    fn on_alarm(&mut self, cx: &mut Cx<'_, Self>) {
+        self.advance(cx);
+    }
+
+    fn on_connected(&mut self, conn: &mut Conn<'_, Self>) {
+        let (now, id) = (conn.now(), conn.id());
+        self.connected(conn.state(), id, now);
+    }
+
+    fn on_data(&mut self, conn: &mut Conn<'_, Self>, data: Buf) {
+        self.verify(conn, &data);
+        self.finish_if_drained(conn.now());
+    }
+
+    fn on_timer(&mut self, conn: &mut Conn<'_, Self>) {
+        self.expire(conn);
+        self.finish_if_drained(conn.now());
+    }
+
+    fn on_closed(&mut self, cx: &mut Cx<'_, Self>, closed: Closed<Peer>) {
+        self.closed(closed.state, closed.reason, cx.now());
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::stats::Latency;
 use crate::proc;
+use crate::units::Tier;
 
 /// Name and version of the document's form.
 pub const SCHEMA: &str = "corelane-load/1";
@@ -57,6 +58,7 @@ pub struct Environment {
     pub cpus_allowed: Vec<usize>,
     pub open_files_limit: Option<u64>,
     pub local_ports: Option<[u16; 2]>,
+    pub tier: String,
     pub backend: Option<String>,
     pub fallback: Option<String>,
     pub features: Vec<Feature>,
@@ -82,14 +84,15 @@ pub struct Worker {
 }
 
 impl Environment {
-    /// This machine, and the runtime if there is one.
-    pub fn collect(info: Option<&RuntimeInfo>) -> Self {
+    /// This machine, what runs there, and the runtime if there is one.
+    pub fn collect(tier: Tier, info: Option<&RuntimeInfo>) -> Self {
         let mut environment = Self {
             kernel: info.map(|info| info.kernel.clone()).or_else(proc::kernel),
             cpu_model: proc::cpu_model(),
             cpus_allowed: proc::allowed_cpus(),
             open_files_limit: proc::open_files_limit(),
             local_ports: proc::local_ports().map(|ports| [*ports.start(), *ports.end()]),
+            tier: tier.as_str().to_owned(),
             backend: None,
             fallback: None,
             features: Vec::new(),
@@ -303,7 +306,7 @@ pub mod sample {
         Report {
             schema: SCHEMA.to_owned(),
             tool: Tool::this(),
-            environment: Environment::collect(None),
+            environment: Environment::collect(Tier::Handler, None),
             config: Config {
                 mode: "heartbeat".to_owned(),
                 loop_kind: "open".to_owned(),

@@ -1,11 +1,14 @@
 //! `corelane load`: a load generator that verifies every reply and accounts for its own delays.
 //!
 //! * [`plan`]: what to do, and whether this machine can;
-//! * [`handler`], [`traffic`]: doing it, one [`Generator`](handler::Generator) per worker;
+//! * [`handler`], [`traffic`]: doing it, one [`Generator`](handler::Generator) per worker, as callbacks; [`tasks`]: the same as async
+//!   code; [`door`]: what both give it; [`engine`]: the runtime of either;
 //! * [`run`]: leading the workers through ramp, warm-up, window and drain;
 //! * [`stats`], [`json`], [`report`], [`threshold`]: counting, the result, the verdict;
 //! * [`live`]: the line that is shown meanwhile.
 
+mod door;
+mod engine;
 mod handler;
 pub mod json;
 mod live;
@@ -13,6 +16,7 @@ mod plan;
 mod report;
 mod run;
 mod stats;
+mod tasks;
 mod threshold;
 mod traffic;
 
@@ -27,7 +31,7 @@ use corelane::{Backend, Signals};
 use self::plan::{Content, Overlap, Phase, Plan, Schedule, Traffic};
 use self::threshold::Condition;
 use crate::output::{self, Sink, say};
-use crate::units::{self, Cpus, Sources, Targets};
+use crate::units::{self, Cpus, Sources, Targets, Tier};
 use crate::{Failure, proc};
 
 /// What to generate.
@@ -151,6 +155,10 @@ pub struct Common {
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
     backend: Backend,
 
+    /// How the generator is written: as callbacks, or as async tasks, one for each connection
+    #[arg(long, value_name = "TIER", value_enum, default_value = "handler")]
+    tier: Tier,
+
     /// Threads of the generator
     #[arg(long, default_value = "1", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     workers: u32,
@@ -207,6 +215,7 @@ pub fn main(load: Load, signals: Signals) -> Result<ExitCode, Failure> {
     }
     let options = run::Options {
         backend: common.backend,
+        tier: common.tier,
         workers: common.workers as usize,
         cpus: common.cpus.as_ref().map(|list| list.0.clone()).unwrap_or_default(),
         server_pid: common.server_pid,

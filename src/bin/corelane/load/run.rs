@@ -9,18 +9,22 @@ use std::time::Duration;
 
 use corelane::{Backend, Runtime, Signals, Snapshot, Time, WorkerConfig};
 
+use super::engine::Engine;
 use super::handler::{Command, Event, Generator, Spares};
 use super::json::{Environment, Row};
 use super::live::Live;
 use super::plan::Plan;
 use super::stats::{Gauges, Interval, Latency};
 use crate::proc::{self, Usage};
+use crate::units::Tier;
 use crate::{Failure, exit};
 
 /// What is not part of the plan: how this process does it.
 pub struct Options {
     /// Kernel interface of the generator.
     pub backend: Backend,
+    /// How it is written.
+    pub tier: Tier,
     /// Worker threads.
     pub workers: usize,
     /// Cores to pin them to.
@@ -92,7 +96,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
 struct Conductor {
-    runtime: Runtime<Command>,
+    runtime: Engine,
     inbox: Receiver<Event>,
     spares: Spares,
     server_pid: Option<u32>,
@@ -137,7 +141,7 @@ pub fn run(plan: &Arc<Plan>, options: &Options, signals: Signals) -> Result<Outc
     let spares: Spares = Arc::default();
     let runtime = start(plan, options, events, &spares)?;
     let workers = runtime.info().workers.len();
-    let environment = Environment::collect(Some(runtime.info()));
+    let environment = Environment::collect(options.tier, Some(runtime.info()));
     let mut conductor = Conductor {
         inbox,
         spares,
@@ -190,7 +194,7 @@ fn start(
     options: &Options,
     events: Sender<Event>,
     spares: &Spares,
-) -> Result<Runtime<Command>, Failure> {
+) -> Result<Engine, Failure> {
     let (request, _) = plan.content.sizes();
     let largest = u64::from(plan.traffic.depth()) * request as u64;
     let mut config = WorkerConfig {
@@ -215,9 +219,8 @@ fn start(
     if !options.cpus.is_empty() {
         builder = builder.cpus(options.cpus.clone());
     }
-    builder
-        .start(move |worker| Generator::new(plan.clone(), events.clone(), spares.clone(), worker))
-        .map_err(Failure::from)
+    let make = move |worker| Generator::new(plan.clone(), events.clone(), spares.clone(), worker);
+    Engine::start(options.tier, builder, make)
 }
 
 impl Conductor {
@@ -290,11 +293,11 @@ impl Conductor {
     }
 
     fn tell(&self, command: Command) -> Result<(), Failure> {
-        let remote = self.runtime.remote();
         for worker in 0..self.workers {
-            remote.post(worker, command).map_err(|_| {
-                Failure::run(format!("worker {worker} takes no more messages: it is stuck or gone"))
-            })?;
+            if !self.runtime.tell(worker, command) {
+                let text = format!("worker {worker} takes no more messages: it is stuck or gone");
+                return Err(Failure::run(text));
+            }
         }
         Ok(())
     }

@@ -12,8 +12,9 @@
 
 use std::time::Duration;
 
-use corelane::{Conn, Cx, Time};
+use corelane::Time;
 
+use super::door::{Door, Lane};
 use super::handler::{Generator, MESSAGES_PER_TURN, NEVER, Peer, Slot, Stamp};
 use super::plan::{Overlap, Traffic};
 use super::stats::{ErrorClass, Stats};
@@ -21,7 +22,7 @@ use crate::units;
 
 impl Generator {
     /// Closed loop: gives connections their first messages.
-    pub(super) fn kick(&mut self, cx: &mut Cx<'_, Self>, now: Time) -> Time {
+    pub(super) fn kick(&mut self, cx: &mut impl Lane, now: Time) -> Time {
         let Some(mut slot) = self.next_kick else {
             return NEVER;
         };
@@ -36,7 +37,7 @@ impl Generator {
                 return now;
             }
             if let Slot::Open(id) = self.slots[slot]
-                && let Some(mut conn) = cx.conn(id)
+                && let Some(mut conn) = cx.door(id)
             {
                 for _ in 0..pipeline {
                     self.transmit(&mut conn, now);
@@ -50,7 +51,7 @@ impl Generator {
     }
 
     /// Open loop: sends what is due; returns when the next message is.
-    pub(super) fn beat_due(&mut self, cx: &mut Cx<'_, Self>, now: Time) -> Time {
+    pub(super) fn beat_due(&mut self, cx: &mut impl Lane, now: Time) -> Time {
         let Traffic::Open { schedule, overlap, depth } = self.plan.traffic else {
             return NEVER;
         };
@@ -87,7 +88,7 @@ impl Generator {
                     if late > schedule.tolerance() {
                         stats.error(ErrorClass::GeneratorLate);
                     }
-                    match cx.conn(id) {
+                    match cx.door(id) {
                         Some(mut conn) => self.beat(&mut conn, intended, round, overlap, depth),
                         None => self.stats(intended).counts.gone += 1,
                     }
@@ -98,8 +99,8 @@ impl Generator {
     }
 
     /// One message is due on an open connection.
-    fn beat(&mut self, conn: &mut Conn<'_, Self>, intended: Time, round: u64, overlap: Overlap, depth: u32) {
-        let peer = conn.state();
+    fn beat(&mut self, conn: &mut impl Door, intended: Time, round: u64, overlap: Overlap, depth: u32) {
+        let peer = conn.peer();
         if peer.owed == 0 && peer.outstanding.len() < depth as usize {
             self.transmit(conn, intended);
             return;
@@ -118,9 +119,9 @@ impl Generator {
 
     /// Sends the connection's next message.
     #[inline]
-    pub(super) fn transmit(&mut self, conn: &mut Conn<'_, Self>, intended: Time) {
+    pub(super) fn transmit(&mut self, conn: &mut impl Door, intended: Time) {
         let now = conn.now();
-        let peer = conn.state();
+        let peer = conn.peer();
         let (index, sequence) = (peer.index, peer.sent);
         peer.sent = sequence.wrapping_add(1);
         peer.outstanding.push_back(Stamp { intended, sent: now });
@@ -132,16 +133,16 @@ impl Generator {
         counts.sent += 1;
         counts.planned += u64::from(closed_loop);
         if start_timer {
-            conn.set_timer(Some(self.plan.timeout));
+            conn.set_timer(self.plan.timeout);
         }
-        if conn.send(self.plan.content.request(index, sequence)).is_err() {
+        if !conn.send(self.plan.content.request(index, sequence)) {
             self.condemn(conn, ErrorClass::SendFailed);
         }
     }
 
     /// Ends a connection on which something went wrong; what was outstanding on it is lost.
-    pub(super) fn condemn(&mut self, conn: &mut Conn<'_, Self>, class: ErrorClass) {
-        if !std::mem::replace(&mut conn.state().condemned, true) {
+    pub(super) fn condemn(&mut self, conn: &mut impl Door, class: ErrorClass) {
+        if !std::mem::replace(&mut conn.peer().condemned, true) {
             let now = conn.now();
             self.stats(now).error(class);
             conn.abort();
@@ -150,9 +151,9 @@ impl Generator {
 
     /// The oldest outstanding message is answered.
     #[inline]
-    pub(super) fn answered(&mut self, conn: &mut Conn<'_, Self>, stamp: Stamp) {
+    pub(super) fn answered(&mut self, conn: &mut impl Door, stamp: Stamp) {
         let now = conn.now();
-        let peer = conn.state();
+        let peer = conn.peer();
         if peer.expired > 0 {
             peer.expired -= 1;
             self.stats(stamp.intended).counts.late_replies += 1;
@@ -173,7 +174,7 @@ impl Generator {
                 }
             }
             Traffic::Open { schedule, .. } => {
-                let peer = conn.state();
+                let peer = conn.peer();
                 if peer.owed > 0 {
                     let intended = self.origin + schedule.due(peer.index, peer.owed_round);
                     peer.owed -= 1;
@@ -186,10 +187,10 @@ impl Generator {
     }
 
     /// A wrong reply: notes what was wrong with the first one, and ends the connection.
-    pub(super) fn mismatch(&mut self, conn: &mut Conn<'_, Self>, expected: &[u8], got: &[u8]) {
+    pub(super) fn mismatch(&mut self, conn: &mut impl Door, expected: &[u8], got: &[u8]) {
         if self.interval.mismatch.is_none() {
             let shown = |bytes: &[u8]| units::escape(&bytes[..bytes.len().min(32)]);
-            let peer = conn.state();
+            let peer = conn.peer();
             self.interval.mismatch = Some(if expected.is_empty() {
                 format!("connection {}: '{}' arrived, which answers nothing", peer.index, shown(got))
             } else {
@@ -207,11 +208,11 @@ impl Generator {
     }
 
     /// The time for replies is over: whatever is still owed was not answered in time.
-    pub(super) fn give_up(&mut self, cx: &mut Cx<'_, Self>, now: Time) {
+    pub(super) fn give_up(&mut self, cx: &mut impl Lane, now: Time) {
         for slot in 0..self.slots.len() {
             let Slot::Open(id) = self.slots[slot] else { continue };
-            let Some(mut conn) = cx.conn(id) else { continue };
-            self.forget(conn.state(), now, |stats, intended| {
+            let Some(mut conn) = cx.door(id) else { continue };
+            self.forget(conn.peer(), now, |stats, intended| {
                 stats.counts.timed_out += 1;
                 stats.error(ErrorClass::ReplyTimeout);
                 stats.response.record(now.since(intended));
@@ -262,9 +263,9 @@ impl Generator {
 
     /// Compares what arrived with the replies that are due.
     #[inline]
-    pub(super) fn verify(&mut self, conn: &mut Conn<'_, Self>, mut rest: &[u8]) {
+    pub(super) fn verify(&mut self, conn: &mut impl Door, mut rest: &[u8]) {
         while !rest.is_empty() {
-            let peer = conn.state();
+            let peer = conn.peer();
             if peer.condemned {
                 return;
             }
@@ -290,16 +291,16 @@ impl Generator {
     }
 
     /// The reply timer fired: the oldest messages may have waited too long.
-    pub(super) fn expire(&mut self, conn: &mut Conn<'_, Self>) {
+    pub(super) fn expire(&mut self, conn: &mut impl Door) {
         let (now, timeout) = (conn.now(), self.plan.timeout);
-        let peer = conn.state();
+        let peer = conn.peer();
         peer.timed = false;
         while let Some(&stamp) = peer.outstanding.get(peer.expired as usize) {
             let deadline = stamp.sent + timeout;
             if deadline > now {
                 peer.timed = true;
                 // The wheel turns in milliseconds; shorter waits would fire early and again.
-                conn.set_timer(Some(deadline.since(now).max(Duration::from_millis(1))));
+                conn.set_timer(deadline.since(now).max(Duration::from_millis(1)));
                 break;
             }
             peer.expired += 1;

@@ -50,10 +50,10 @@ impl Heartbeat {
 
 /// What is expected, and what is answered.
 const PING: &[u8] = b"ping\n";
-const PONG: &[u8] = b"pong\n";
+pub const PONG: &[u8] = b"pong\n";
 
 /// Many answers in a row, so that any number of pings in one piece costs one send.
-static PONGS: [u8; 256 * PONG.len()] = {
+pub static PONGS: [u8; 256 * PONG.len()] = {
     let mut bytes = [0; 256 * PONG.len()];
     let mut at = 0;
     while at < bytes.len() {
@@ -74,7 +74,7 @@ pub struct Line {
 
 /// What a piece of input amounts to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub enum Verdict {
     /// So many pings were completed.
     Pings(usize),
     /// After so many, a line that is no ping.
@@ -83,9 +83,27 @@ enum Verdict {
     TooLong(usize),
 }
 
+impl Verdict {
+    /// How many pings are to be answered.
+    pub fn pings(self) -> usize {
+        match self {
+            Self::Pings(pings) | Self::Unknown(pings) | Self::TooLong(pings) => pings,
+        }
+    }
+
+    /// What the peer is told before its connection is closed.
+    pub fn complaint(self) -> Option<&'static str> {
+        match self {
+            Self::Pings(_) => None,
+            Self::Unknown(_) => Some("error: expected ping\n"),
+            Self::TooLong(_) => Some("error: line too long\n"),
+        }
+    }
+}
+
 impl Line {
     /// Reads a piece of input, however it is cut.
-    fn read(&mut self, mut input: &[u8], max_line: u32) -> Verdict {
+    pub fn read(&mut self, mut input: &[u8], max_line: u32) -> Verdict {
         let mut pings = 0;
         while !input.is_empty() {
             if *self == Self::default() && input.starts_with(PING) {
@@ -124,19 +142,15 @@ impl Handler for Heartbeat {
     }
 
     fn on_data(&mut self, conn: &mut Conn<'_, Self>, data: Buf) {
-        let (mut pings, complaint): (_, Option<&'static str>) = match conn.state().read(&data, self.max_line)
-        {
-            Verdict::Pings(pings) => (pings, None),
-            Verdict::Unknown(pings) => (pings, Some("error: expected ping\n")),
-            Verdict::TooLong(pings) => (pings, Some("error: line too long\n")),
-        };
+        let verdict = conn.state().read(&data, self.max_line);
+        let mut pings = verdict.pings();
         while pings > 0 {
             let now = pings.min(PONGS.len() / PONG.len());
             // Refused only while the connection closes, as in `Echo`.
             let _ = conn.send(&PONGS[..now * PONG.len()]);
             pings -= now;
         }
-        if let Some(complaint) = complaint {
+        if let Some(complaint) = verdict.complaint() {
             let _ = conn.send(complaint);
             conn.close_with(CloseReason::Limit);
         }

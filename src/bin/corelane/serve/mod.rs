@@ -1,6 +1,7 @@
 //! `corelane serve`: the servers that the load generator, and anyone else, can talk to.
 
 mod handlers;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,18 +11,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use corelane::{Backend, Descriptors, Handler, ListenerConfig, Runtime, RuntimeInfo, ShutdownReport};
-use corelane::{Signals, Snapshot, WorkerConfig};
+use corelane::{Backend, Builder, Descriptors, ListenerConfig, Runtime, RuntimeInfo, ShutdownReport};
+use corelane::{Signals, Snapshot, StartError, WorkerConfig};
 use serde::Serialize;
 
 use crate::load::json::{Environment, Tool};
 use crate::output::{self, Sink, say};
-use crate::units::{self, Buffers, Cpus};
+use crate::units::{self, Buffers, Cpus, Tier};
 use crate::{Failure, exit, proc, show};
 
 /// What the server does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
+pub enum Kind {
     /// Sends back what it receives
     Echo,
     /// Answers each line 'ping' with 'pong'
@@ -44,7 +45,8 @@ enum DescriptorKind {
 #[command(after_help = "Examples:\n  \
     corelane serve echo\n  \
     corelane serve heartbeat --listen 0.0.0.0:7000 --workers 4 --pin --max-connections 100k --stats 1s\n  \
-    corelane serve echo --listen [::]:7000 --dual-stack --buffers 16KiBx1024\n\n\
+    corelane serve echo --listen [::]:7000 --dual-stack --buffers 16KiBx1024\n  \
+    corelane serve echo --tier async\n\n\
     Prints 'listening on ADDR' on standard output, one line per address, when it is ready; everything else goes to \
     standard error. SIGINT and SIGTERM (on Windows Ctrl-C and Ctrl-Break) shut it down in good order; a second one \
     ends it at once.\n\
@@ -62,6 +64,10 @@ pub struct Serve {
     /// Kernel interface: auto, io_uring, epoll or iocp; auto is what CORELANE_BACKEND says, else the best that there is
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = units::backend)]
     backend: Backend,
+
+    /// How it is written: as callbacks, or as async tasks
+    #[arg(long, value_name = "TIER", value_enum, default_value = "handler")]
+    tier: Tier,
 
     /// Worker threads, each with its own ring [default: 1, or one per core of --cpus or --pin]
     #[arg(long, value_name = "N", value_parser = units::positive_u32, allow_hyphen_values = true)]
@@ -131,24 +137,24 @@ enum Stop {
 /// # Errors
 /// [`Failure`] when it could not start.
 pub fn main(args: Serve, signals: Signals) -> Result<ExitCode, Failure> {
-    match args.kind {
-        Kind::Echo => run(&args, signals, |_| handlers::Echo),
-        Kind::Discard => run(&args, signals, |_| handlers::Discard),
-        Kind::Heartbeat => {
-            let max_line = args.max_line;
-            run(&args, signals, move |_| handlers::Heartbeat::new(max_line))
+    let max_line = args.max_line;
+    match (args.tier, args.kind) {
+        (Tier::Async, kind) => {
+            run(&args, signals, |builder| builder.start_tasks(move |_| tasks::serve(kind, max_line)))
+        }
+        (Tier::Handler, Kind::Echo) => run(&args, signals, |builder| builder.start(|_| handlers::Echo)),
+        (Tier::Handler, Kind::Discard) => run(&args, signals, |builder| builder.start(|_| handlers::Discard)),
+        (Tier::Handler, Kind::Heartbeat) => {
+            run(&args, signals, |builder| builder.start(move |_| handlers::Heartbeat::new(max_line)))
         }
     }
 }
 
-fn run<H>(
+fn run<M: Send + 'static>(
     args: &Serve,
     signals: Signals,
-    make: impl Fn(usize) -> H + Send + Sync + 'static,
-) -> Result<ExitCode, Failure>
-where
-    H: Handler<Message = ()> + 'static,
-{
+    start: impl FnOnce(Builder) -> Result<Runtime<M>, StartError>,
+) -> Result<ExitCode, Failure> {
     let config = args.worker_config()?;
     let sink = args.report_json.as_deref().map(|path| Sink::open("--report-json", path)).transpose()?;
     // Without it there may still be enough.
@@ -172,12 +178,12 @@ where
         listener.dual_stack = args.dual_stack && addr.is_ipv6();
         builder = builder.listen(listener);
     }
-    let runtime = builder.start(make)?;
+    let runtime = start(builder)?;
     announce(runtime.info())?;
 
     let stops = watch(signals, args.until_stdin_ends);
     let cause = serve(args, &runtime, &stops);
-    let environment = Environment::collect(Some(runtime.info()));
+    let environment = Environment::collect(args.tier, Some(runtime.info()));
     let report = match cause {
         Some(cause) => {
             say!("{cause}: shutting down, at most {:?}", args.shutdown_timeout);
@@ -228,7 +234,11 @@ fn watch(signals: Signals, stdin_too: bool) -> Receiver<Stop> {
 }
 
 /// Waits for the end, printing statistics; returns what ended it, or `None` when the workers ended.
-fn serve(args: &Serve, runtime: &Runtime<()>, stops: &Receiver<Stop>) -> Option<&'static str> {
+fn serve<M: Send + 'static>(
+    args: &Serve,
+    runtime: &Runtime<M>,
+    stops: &Receiver<Stop>,
+) -> Option<&'static str> {
     let pace = args.stats.unwrap_or(Duration::from_secs(1));
     let mut last = (Instant::now(), runtime.metrics().total());
     let mut next = last.0 + pace;

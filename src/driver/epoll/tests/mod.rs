@@ -5,6 +5,7 @@
 //! `control.rs`: numbers of listeners. What every driver does alike: `driver/tests/`.
 
 mod control;
+mod datagram;
 mod life;
 mod receive;
 mod submit;

@@ -5,6 +5,7 @@
 //! `control.rs`: asking sockets of the descriptor table, late accepts. What every driver does alike: `driver/tests/`.
 
 mod control;
+mod datagram;
 mod guard;
 mod life;
 mod receive;
