@@ -4,7 +4,7 @@
 mod support;
 mod task_common;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -154,8 +154,12 @@ fn a_connection_that_is_over_says_why_it_cannot_be_asked() {
             let error = stream.set_options(&SocketOptions::default()).await.expect_err("over");
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
             // One that ends while the answer is on its way.
-            let mut listener = listen(|addr| drop(connect(addr))).await;
-            let stream = listener.accept().await.expect("accepted");
+            let mut stream = accepted(|mut peer| {
+                peer.write_all(b"here").expect("written");
+                assert_eq!(peer.read(&mut [0]).expect_err("a reset").kind(), ErrorKind::ConnectionReset);
+            })
+            .await;
+            piece(&mut stream).await;
             stream.set_deadline(Some(Duration::from_millis(1)));
             loop {
                 match stream.local_addr().await {

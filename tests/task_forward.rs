@@ -279,8 +279,8 @@ fn a_reader_who_does_not_read_holds_up_the_writer_on_the_other_side() {
                 drop((to_source, from_sink));
             },
             |runtime| {
-                // Once nothing moves any more, what is inside is what the marks allow, and what one receive operation
-                // brings before its cancellation is there: some thirty buffers.
+                // Once nothing moves any more, what is inside is what the marks allow, and what receive operations bring
+                // until their cancellation is there: never more than the pool, also when leases were copied out.
                 let mut before =
                     counters(runtime, "something to arrive", |total| total.bytes_received > 100_000);
                 support::eventually("nothing to move", || {
@@ -292,7 +292,7 @@ fn a_reader_who_does_not_read_holds_up_the_writer_on_the_other_side() {
                     still
                 });
                 let inside = before.bytes_received - before.bytes_sent;
-                assert!(inside < 300_000, "{inside} bytes are queued: {before:#?}");
+                assert!(inside <= 256 * 4096, "{inside} bytes are queued: {before:#?}");
                 assert!(before.bytes_received < 29_000_000, "the writer was not held up: {before:#?}");
                 go.send(()).expect("the sink waits");
             },

@@ -326,9 +326,11 @@ fn limits_end_a_connection_and_an_idle_one_only_when_its_data_was_taken() {
             assert_eq!(stream.close_reason(), Some(CloseReason::IdleTimeout));
 
             let mut stream = accepted(|mut peer| {
+                peer.write_all(b"here").expect("written");
                 assert_eq!(peer.read(&mut [0]).expect_err("a reset").kind(), ErrorKind::ConnectionReset);
             })
             .await;
+            piece(&mut stream).await;
             stream.set_deadline(Some(Duration::from_millis(10)));
             assert_eq!(stream.recv().await.unwrap_err().kind(), ErrorKind::TimedOut);
             assert_eq!(stream.close_reason(), Some(CloseReason::Deadline));
