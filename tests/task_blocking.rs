@@ -1,4 +1,5 @@
 //! Calls that block: on threads that are made when needed, up to a maximum, and never in the way of a stop.
+#![cfg(target_os = "linux")]
 
 mod support;
 

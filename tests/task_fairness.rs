@@ -1,4 +1,5 @@
 //! No task keeps others, timers or sockets waiting, however busy it is; and combinators of other crates behave.
+#![cfg(target_os = "linux")]
 
 mod support;
 

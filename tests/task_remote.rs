@@ -1,4 +1,5 @@
 //! Tasks of other workers, and threads that run none: handles, aborts, ends, full mailboxes.
+#![cfg(target_os = "linux")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Runtimes whose main futures end early, fail, panic, or are stopped from outside; runtimes within runtimes.
+#![cfg(target_os = "linux")]
 
 mod support;
 

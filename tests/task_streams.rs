@@ -157,8 +157,9 @@ fn without_waiting_there_is_data_or_it_would_block() {
             .await;
             assert_eq!(stream.try_recv().unwrap_err().kind(), ErrorKind::WouldBlock);
             assert!(poll_once(stream.recv()).await.is_pending());
+            assert!(poll_once(stream.readable()).await.is_pending());
             go.send(()).expect("the peer waits");
-            stream.peek().await.expect("peeked");
+            stream.readable().await.expect("there");
             assert_eq!(&stream.try_recv().expect("received").expect("data")[..], b"now");
             assert!(stream.recv().await.expect("received").is_none());
             assert!(stream.try_recv().expect("received").is_none(), "the end is not waited for");

@@ -56,10 +56,10 @@ impl Port {
                 let received = Received::parse(buf);
                 Poll::Ready(received.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData)))
             }
-            Some(_) => match self.link.fault.take() {
+            Some(_) => match self.link.if_rare().and_then(|rare| rare.fault.take()) {
                 Some(fault) => {
                     self.hub.request(Request::FaultTaken(id));
-                    Poll::Ready(Err(*fault))
+                    Poll::Ready(Err(fault))
                 }
                 None => {
                     self.link.reader.set(cx);
@@ -101,6 +101,8 @@ pub(super) struct Sender {
 impl Sender {
     /// Gives a datagram to the worker without waiting; it comes back when too many are under way or the socket is
     /// closed.
+    // A box would be an allocation for each that comes back.
+    #[allow(clippy::result_large_err)]
     pub(super) fn try_begin(&self, datagram: Datagram) -> Result<(), (Datagram, io::Error)> {
         if let Some(reason) = self.sends.over() {
             return Err((datagram, error::of_close(reason)));

@@ -12,8 +12,8 @@ macro_rules! reading {
         /// when the runtime was asked to stop and nothing that arrived is left
         /// ([`keep_receiving_on_stop`](super::TcpStream::keep_receiving_on_stop)).
         #[inline]
-        pub async fn recv(&mut self) -> std::io::Result<Option<crate::Buf>> {
-            std::future::poll_fn(|cx| self.$($stream)+.poll_recv(cx)).await
+        pub fn recv(&mut self) -> impl Future<Output = std::io::Result<Option<crate::Buf>>> {
+            crate::net::stream::Recv(&self.$($stream)+)
         }
 
         /// [`recv`](Self::recv), for use in streams and other futures.
@@ -39,6 +39,14 @@ macro_rules! reading {
         /// As [`recv`](Self::recv).
         pub async fn peek(&mut self) -> std::io::Result<Option<crate::Buf>> {
             std::future::poll_fn(|cx| self.$($stream)+.poll_peek(cx)).await
+        }
+
+        /// Waits until [`recv`](Self::recv) would not have to: until something is there, or the end.
+        ///
+        /// # Errors
+        /// As [`recv`](Self::recv).
+        pub async fn readable(&mut self) -> std::io::Result<()> {
+            self.peek().await.map(drop)
         }
 
         /// Fills `room`, by copying. Dropped before it is done, it has taken nothing.
@@ -69,8 +77,11 @@ macro_rules! writing {
         /// # Errors
         /// When the connection has ended, or its sending side was shut down.
         #[inline]
-        pub async fn send(&mut self, payload: impl Into<crate::Payload>) -> std::io::Result<()> {
-            self.$($stream)+.send(payload.into()).await
+        pub fn send(
+            &mut self,
+            payload: impl Into<crate::Payload>,
+        ) -> impl Future<Output = std::io::Result<()>> {
+            self.$($stream)+.send(payload.into())
         }
 
         /// Queues bytes now, whatever the marks say.

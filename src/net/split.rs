@@ -161,7 +161,7 @@ pub(super) fn reunite(
     from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
 ) -> Result<Stream, ReuniteError> {
-    if !Rc::ptr_eq(&from.0, &to.stream) || from.0.kind != kind {
+    if !Rc::ptr_eq(&from.0, &to.stream) || from.0.kind() != kind {
         return Err(ReuniteError(from, to));
     }
     to.is_reunited = true;

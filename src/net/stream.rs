@@ -17,7 +17,6 @@ use super::error;
 
 /// A connection from a task's side. Dropping it closes the connection gracefully.
 pub(super) struct Stream {
-    pub(super) kind: Kind,
     pub(super) hub: Rc<Hub>,
     pub(super) link: Rc<Link>,
 }
@@ -32,7 +31,20 @@ pub(super) enum Kind {
 
 impl Stream {
     pub(super) fn of(kind: Kind, hub: Rc<Hub>, link: Rc<Link>) -> Self {
-        Self { kind, hub, link }
+        #[cfg(unix)]
+        link.is_unix.set(kind == Kind::Unix);
+        #[cfg(not(unix))]
+        let Kind::Tcp = kind;
+        Self { hub, link }
+    }
+
+    /// What it is a stream of. Kept with the link: a stream is moved about, and stands in its task's future twice.
+    pub(super) fn kind(&self) -> Kind {
+        #[cfg(unix)]
+        if self.link.is_unix.get() {
+            return Kind::Unix;
+        }
+        Kind::Tcp
     }
 
     /// Acts on the connection, if the worker still knows it.
@@ -197,9 +209,8 @@ impl Stream {
     }
 
     #[inline]
-    pub(super) async fn send(&self, payload: Payload) -> io::Result<()> {
-        poll_fn(|cx| self.poll_writable(cx)).await?;
-        self.push(payload)
+    pub(super) fn send(&self, payload: Payload) -> Send<'_> {
+        Send { stream: self, payload: Some(payload) }
     }
 
     /// Queues all pieces, one behind the other with nothing in between, as soon as one may be queued.
@@ -299,6 +310,35 @@ pub(super) async fn addresses(hub: &Hub, link: &Link) -> io::Result<Addresses> {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.with(|core, slot| core.close(slot, CloseReason::Local));
+    }
+}
+
+/// The next piece; a word, where an async function would be three.
+pub(super) struct Recv<'a>(pub(super) &'a Stream);
+
+impl Future for Recv<'_> {
+    type Output = io::Result<Option<Buf>>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// Queues a payload when there is room; holds it once, where nested async functions would hold it thrice.
+pub(super) struct Send<'a> {
+    stream: &'a Stream,
+    payload: Option<Payload>,
+}
+
+impl Future for Send<'_> {
+    type Output = io::Result<()>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.stream.poll_writable(cx))?;
+        let payload = self.payload.take().expect("a future is not polled after it was ready");
+        Poll::Ready(self.stream.push(payload))
     }
 }
 

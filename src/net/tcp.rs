@@ -164,7 +164,7 @@ impl TcpStream {
 
     /// The peer's address, where it came with the accepted connection.
     pub(crate) fn accepted_from(&self) -> Option<SocketAddr> {
-        self.stream.link.peer
+        self.stream.link.peer()
     }
 
     /// The peer's address. Known at once on outgoing connections, and on accepted ones where
@@ -174,7 +174,7 @@ impl TcpStream {
     /// # Errors
     /// When the connection has ended; when the system cannot tell.
     pub async fn peer_addr(&self) -> io::Result<SocketAddr> {
-        if let Some(peer) = self.stream.link.peer {
+        if let Some(peer) = self.stream.link.peer() {
             return Ok(peer);
         }
         inet(self.stream.addresses().await?.peer)

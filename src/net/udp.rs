@@ -21,7 +21,8 @@ pub struct UdpConfig {
     /// (`ConnectionRefused`).
     pub peer: Option<SocketAddr>,
     /// Whether other sockets, such as those of other workers, may be bound to the same address
-    /// (`SO_REUSEPORT`): the kernel spreads senders over them. Off by default.
+    /// (`SO_REUSEPORT`): the kernel spreads senders over them. Off by default; on Windows, which has nothing of the
+    /// kind, opening fails (`Unsupported`).
     pub reuse_port: bool,
     /// Whether it may send to broadcast addresses. Off by default.
     pub broadcast: bool,
@@ -269,7 +270,7 @@ impl UdpSender {
     }
 
     /// Sends one payload as datagrams of `segment` bytes each (the last may be shorter), which the kernel or the
-    /// network card cuts (`UDP_SEGMENT`, Linux 4.18). Returns the bytes sent.
+    /// network card cuts (`UDP_SEGMENT`, Linux 4.18; on Windows this program does). Returns the bytes sent.
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`]; more than 64 segments, or more than 65,507 bytes, are too long.

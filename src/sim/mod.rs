@@ -53,11 +53,11 @@
 //!
 //! # What there is
 //!
-//! A [`Sim`] is a world with a clock and a network. In it are *workers* ([`Sim::worker`],
-//! [`Sim::workers`]), which run your handlers on the addresses of your listeners, and *peers*, foreign
-//! programs that your test plays: clients ([`Sim::connect`], [`Sim::connect_from`]) and servers
-//! ([`Sim::listen`]) for what your handlers connect to, and sockets for datagrams ([`Sim::datagram`]). Hosts are told apart by their IP addresses; a
-//! worker's host is that of its first listener. Time passes only in [`Sim::run_for`],
+//! A [`Sim`] is a world with a clock and a network. In it are *workers* ([`Sim::worker`], [`Sim::workers`]),
+//! which run your handlers on the addresses of your listeners, and *peers*, foreign programs that your test
+//! plays: clients ([`Sim::connect`], [`Sim::connect_from`]) and servers ([`Sim::listen`]) for what your
+//! handlers connect to, and sockets for datagrams ([`Sim::datagram`]). Hosts are told apart by their IP
+//! addresses; a worker's host is that of its first listener. Time passes only in [`Sim::run_for`],
 //! [`Sim::run_until`] and [`Sim::calm_until`].
 //!
 //! What happens always, in an order and at times that the seed decides: packets take a time within
@@ -93,7 +93,7 @@
 //! given), and what finds no room is dropped, as Linux does. Where nobody has the address, a *connected* sender
 //! is told so once, after the time of both ways (`ConnectionRefused` of the next send or receive). Partitions and
 //! stalls swallow datagrams. A send of segments is cut. Who binds to any address is bound to the worker's host,
-//! or, if the worker has none, to a host of its own. A socket that is closed may take with it what it was just
+//! or, if the worker has none, to 10.0.0.1 or fd00::1. A socket that is closed may take with it what it was just
 //! given to send. Unix datagram sockets are refused (`Unsupported`); broadcast and multicast reach nobody, and no
 //! datagrams are joined (`UDP_GRO`).
 //!

@@ -222,13 +222,13 @@ impl Hub {
             match answer {
                 Answer::Listening { ticket, result } => self.listeners.bound(self, ticket, result),
                 Answer::Addresses { id, result } => {
-                    self.tell(id, |link| link.questions.answer(Reply::Addresses(Box::new(result))));
+                    self.tell(id, |link| link.rare().questions.answer(Reply::Addresses(Box::new(result))));
                 }
                 Answer::Options { id, result } => {
-                    self.tell(id, |link| link.questions.answer(Reply::Options(result)));
+                    self.tell(id, |link| link.rare().questions.answer(Reply::Options(result)));
                 }
                 Answer::Fault { id, error } => self.tell(id, |link| {
-                    link.fault.set(Some(Box::new(error)));
+                    link.rare().fault.set(Some(error));
                     link.reader.take()
                 }),
                 Answer::DatagramSent { id, token, result } => self.datagrams.done(id, token, result),

@@ -37,7 +37,8 @@ trait Joinable<T> {
 
 enum Stage<F: Future> {
     Running(Pin<Box<F>>),
-    Over,
+    /// With the outcome, until somebody has taken it.
+    Over(Option<Result<F::Output, JoinError>>),
 }
 
 /// One allocation for everything about a task but its future.
@@ -45,7 +46,6 @@ struct Task<F: Future> {
     stage: RefCell<Stage<F>>,
     /// Aborted while it was being polled.
     aborted: Cell<bool>,
-    outcome: Cell<Option<Result<F::Output, JoinError>>>,
     finished: Cell<bool>,
     waiter: Cell<Option<Waker>>,
 }
@@ -58,7 +58,7 @@ impl<F: Future> Task<F> {
             Err(_) => End::Aborted,
         };
         self.finished.set(true);
-        self.outcome.set(Some(outcome));
+        *self.stage.borrow_mut() = Stage::Over(Some(outcome));
         if let Some(waiter) = self.waiter.take() {
             waiter.wake();
         }
@@ -79,7 +79,7 @@ impl<F: Future> AnyTask for Task<F> {
             Ok(Poll::Ready(value)) => Ok(value),
             Err(panic) => Err(JoinError(Why::Panicked(panic))),
         };
-        let over = std::mem::replace(&mut *stage, Stage::Over);
+        let over = std::mem::replace(&mut *stage, Stage::Over(None));
         drop(stage);
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(over)));
         Poll::Ready(self.finish(dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome)))
@@ -90,9 +90,10 @@ impl<F: Future> AnyTask for Task<F> {
             self.aborted.set(true);
             return None;
         };
-        let over = std::mem::replace(&mut *stage, Stage::Over);
+        let over = std::mem::replace(&mut *stage, Stage::Over(None));
         drop(stage);
-        if matches!(over, Stage::Over) {
+        if let Stage::Over(outcome) = over {
+            *self.stage.borrow_mut() = Stage::Over(outcome);
             return None;
         }
         let outcome = match catch_unwind(AssertUnwindSafe(|| drop(over))) {
@@ -105,7 +106,11 @@ impl<F: Future> AnyTask for Task<F> {
 
 impl<F: Future> Joinable<F::Output> for Task<F> {
     fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
-        if let Some(outcome) = self.outcome.take() {
+        // Borrowed by a poll of the task itself, which somebody waits for from inside: not yet.
+        if let Ok(mut stage) = self.stage.try_borrow_mut()
+            && let Stage::Over(outcome) = &mut *stage
+            && let Some(outcome) = outcome.take()
+        {
             return Poll::Ready(outcome);
         }
         assert!(!self.finished.get(), "a JoinHandle was polled after it had given the outcome");
@@ -126,7 +131,6 @@ where
     let task = Rc::new(Task {
         stage: RefCell::new(Stage::Running(Box::pin(future))),
         aborted: Cell::new(false),
-        outcome: Cell::new(None),
         finished: Cell::new(false),
         waiter: Cell::new(None),
     });

@@ -66,7 +66,7 @@ impl<'a> Question<'a> {
 
     fn ask(hub: &Hub, link: &'a Link, request: Request) -> Self {
         let asked = Rc::new(Asked::default());
-        link.questions.0.borrow_mut().push_back(asked.clone());
+        link.rare().questions.0.borrow_mut().push_back(asked.clone());
         hub.request(request);
         Self { link, asked }
     }

@@ -179,7 +179,9 @@ impl Handler for TaskHandler {
         link.life.set(Life::Over(closed.reason));
         self.wake_reader(&link);
         self.wake_writer(&link);
-        self.hub().woken.borrow_mut().extend(link.questions.end());
+        if let Some(rare) = link.if_rare() {
+            self.hub().woken.borrow_mut().extend(rare.questions.end());
+        }
     }
 
     fn on_stop(&mut self, cx: &mut Cx<'_, Self>) {

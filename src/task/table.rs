@@ -25,14 +25,30 @@ use crate::metrics::Counters;
 use super::join::{AnyTask, End};
 use super::waker::{MAX_TASKS, TaskName};
 
-const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX >> 1;
 
+/// 24 bytes: there is one for each connection's task.
 struct Slot {
     generation: u32,
+    /// The next free slot, and whether this one is in the queue ([`QUEUED`]).
     next_free: u32,
-    /// In one of the queues.
-    queued: bool,
     task: Option<Rc<dyn AnyTask>>,
+}
+
+/// In [`Slot::next_free`]: numbers of slots are shorter.
+const QUEUED: u32 = 1 << 31;
+
+impl Slot {
+    fn is_queued(&self) -> bool {
+        self.next_free & QUEUED != 0
+    }
+
+    /// Notes whether it is in the queue; returns whether it was.
+    fn set_queued(&mut self, queued: bool) -> bool {
+        let before = self.is_queued();
+        self.next_free = if queued { self.next_free | QUEUED } else { self.next_free & !QUEUED };
+        before
+    }
 }
 
 pub(super) struct Table {
@@ -76,10 +92,10 @@ impl Table {
         let index = self.free.get();
         let index = if index == NONE {
             assert!(slots.len() < MAX_TASKS, "more than {MAX_TASKS} tasks on one worker");
-            slots.push(Slot { generation: 0, next_free: NONE, queued: false, task: None });
+            slots.push(Slot { generation: 0, next_free: NONE, task: None });
             slots.len() as u32 - 1
         } else {
-            self.free.set(slots[index as usize].next_free);
+            self.free.set(slots[index as usize].next_free & !QUEUED);
             index
         };
         let slot = &mut slots[index as usize];
@@ -87,7 +103,7 @@ impl Table {
         self.live.set(self.live.get() + 1);
         self.counters.tasks_spawned.add(1);
         self.counters.tasks.set(self.live.get() as u64);
-        if !std::mem::replace(&mut slot.queued, true) {
+        if !slot.set_queued(true) {
             self.ready.borrow_mut().push_back(index);
         }
         Some(TaskName::new(self.hub, index, slot.generation))
@@ -97,8 +113,7 @@ impl Table {
     pub(super) fn make_ready(&self, name: TaskName) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(name.slot as usize) else { return };
-        if slot.task.is_some() && !slot.queued && name.is_generation(slot.generation) {
-            slot.queued = true;
+        if slot.task.is_some() && name.is_generation(slot.generation) && !slot.set_queued(true) {
             self.ready.borrow_mut().push_back(name.slot);
         }
     }
@@ -106,8 +121,7 @@ impl Table {
     /// Has every task polled.
     pub(super) fn make_all_ready(&self) {
         for (index, slot) in self.slots.borrow_mut().iter_mut().enumerate() {
-            if slot.task.is_some() && !slot.queued {
-                slot.queued = true;
+            if slot.task.is_some() && !slot.set_queued(true) {
                 self.ready.borrow_mut().push_back(index as u32);
             }
         }
@@ -124,7 +138,7 @@ impl Table {
             let mut slots = self.slots.borrow_mut();
             let slot = &mut slots[index as usize];
             // Aborted, or its slot used again, since it was queued: the queue has one entry per slot in any case.
-            slot.queued = false;
+            slot.set_queued(false);
             let Some(task) = slot.task.clone() else { return true };
             (task, TaskName::new(self.hub, index, slot.generation))
         };
@@ -160,7 +174,7 @@ impl Table {
         let task = slot.task.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         // A slot that is still queued keeps its entry, and is polled in vain, or for its next task.
-        slot.next_free = self.free.replace(name.slot);
+        slot.next_free = self.free.replace(name.slot) | (slot.next_free & QUEUED);
         self.count_end(end);
         Some(task)
     }

@@ -8,16 +8,25 @@
 //! ```
 //!
 //! Queues are few (one per socket that has something to send) and keep their memory.
+//!
+//! A Unix socket that is not connected is told nothing of room in its receiver's queue, and worse: each attempt that
+//! finds none frees a buffer of its own, which the kernel reports as room. So it tries again after [`PACE`], and
+//! not when it is said to be writable.
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
+use crate::clock::Time;
 use crate::driver::sys::datagram::{self, Name};
-use crate::driver::{Datagram, Event, Key, RecvEnd};
+use crate::driver::{Address, Datagram, Event, Key, RecvEnd};
 
 use super::EpollDriver;
 use super::slots::{PIECES, State};
 use super::submit::{Done, Ready, Started, errno};
+
+/// When a send is tried again for whose room nobody tells.
+const PACE: Duration = Duration::from_millis(1);
 
 /// What waits to be sent, and what was and is to be reported, of one socket.
 #[derive(Default)]
@@ -25,12 +34,16 @@ struct Queue {
     key: Option<Key>,
     waiting: VecDeque<(u32, Datagram)>,
     sent: VecDeque<(u32, io::Result<usize>)>,
+    /// Nothing is tried before.
+    not_before: Option<Time>,
 }
 
 /// The queues of all datagram sockets.
 #[derive(Default)]
 pub(super) struct Datagrams {
     queues: Vec<Queue>,
+    /// Some of them have a time before which nothing is tried.
+    paced: bool,
 }
 
 impl Datagrams {
@@ -54,6 +67,7 @@ impl Datagrams {
         queue.key = None;
         queue.waiting.clear();
         queue.sent.clear();
+        queue.not_before = None;
         under_way
     }
 
@@ -69,9 +83,13 @@ impl EpollDriver {
     /// Sends what the socket takes of what waits.
     pub(super) fn try_send_datagrams(&mut self, key: Key) {
         let (Some(slot), Some(queue)) = (self.slots.get(key), self.datagrams.get(key)) else { return };
+        let mut paced = false;
+        if queue.not_before.is_some() {
+            slot.state.remove(State::WRITABLE);
+        }
         while slot.state.has(State::WRITABLE) {
-            let Some((token, datagram)) = queue.waiting.pop_front() else { return };
-            let Some(fd) = slot.fd() else { return };
+            let Some((token, datagram)) = queue.waiting.pop_front() else { break };
+            let Some(fd) = slot.fd() else { break };
             let name = datagram.to.as_ref().map_or(Name::NONE, Name::from);
             self.counters.enters.add(1);
             let sent = loop {
@@ -82,6 +100,10 @@ impl EpollDriver {
             };
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if matches!(datagram.to, Some(Address::Unix(_))) {
+                        queue.not_before = Some(Time::now() + PACE);
+                        paced = true;
+                    }
                     queue.waiting.push_front((token, datagram));
                     slot.state.remove(State::WRITABLE);
                 }
@@ -91,6 +113,30 @@ impl EpollDriver {
                 }
             }
         }
+        self.datagrams.paced |= paced;
+    }
+
+    /// Tries again what has waited for its time. Returns how long the next has to wait, if there is one.
+    pub(super) fn try_paced(&mut self) -> Option<Duration> {
+        if !std::mem::take(&mut self.datagrams.paced) {
+            return None;
+        }
+        let now = Time::now();
+        for at in 0..self.datagrams.queues.len() {
+            let queue = &mut self.datagrams.queues[at];
+            if let (Some(key), Some(time)) = (queue.key, queue.not_before)
+                && time <= now
+            {
+                queue.not_before = None;
+                if let Some(slot) = self.slots.get(key) {
+                    slot.state.insert(State::WRITABLE);
+                }
+                self.try_send_datagrams(key);
+            }
+        }
+        let next = self.datagrams.queues.iter().filter_map(|queue| queue.not_before).min()?;
+        self.datagrams.paced = true;
+        Some(next.since(now))
     }
 
     /// Reports the send that was over first.

@@ -411,6 +411,10 @@ impl Driver for EpollDriver {
         let began = Time::now();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
         self.begin();
+        let timeout = match self.try_paced() {
+            Some(pace) => Some(timeout.map_or(pace, |timeout| timeout.min(pace))),
+            None => timeout,
+        };
         let result = match (self.done.is_empty(), self.ready.is_empty()) {
             (false, true) if !self.skipped => {
                 self.skipped = true;

@@ -18,6 +18,7 @@
 //! # Who owns what
 //!
 //! A connection has two operation objects, one for receiving and one for sending (and, before, connecting).
+//! (Sends of datagrams have theirs in a table: `datagram.rs`.)
 //! Each is idle or with the kernel, from the call that starts an operation until its **packet was taken
 //! from the port**: not until it was cancelled, not until the socket was closed. Per direction:
 //!

@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::super::event::Key;
 use super::super::{Address, Addresses, Datagram, DatagramConfig, PRELUDE, Received};
@@ -130,8 +130,11 @@ impl World {
         }
         let mut ip = self.own_host(ring, local.ip())?;
         if ip.is_unspecified() {
-            // A worker without a host: the socket has one of its own.
-            ip = self.ephemeral(local).ip();
+            // A worker without a host has the one of clients that did not choose theirs, always the first.
+            ip = match ip {
+                IpAddr::V4(_) => Ipv4Addr::new(10, 0, 0, 1).into(),
+                IpAddr::V6(_) => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into(),
+            };
         }
         let local = self.free_address(SocketAddr::new(ip, local.port()), config.reuse_port)?;
         let room = config.recv_buffer.unwrap_or(self.settings.socket_buffer);

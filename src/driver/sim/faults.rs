@@ -17,8 +17,8 @@ pub struct Faults {
     /// Per attempt to accept a connection that waits: it is gone (ECONNABORTED), reset for its
     /// client.
     pub accept_aborted: f64,
-    /// Per outgoing connection, and per datagram socket: no socket can be made (EMFILE, ENFILE, ENOBUFS) or no local port is
-    /// left (EADDRNOTAVAIL).
+    /// Per outgoing connection, and per datagram socket: no socket can be made (EMFILE, ENFILE, ENOBUFS) or
+    /// no local port is left (EADDRNOTAVAIL).
     pub connect_error: f64,
     /// Per outgoing connection: a router answers that there is no way (EHOSTUNREACH or ENETUNREACH).
     pub unreachable: f64,
@@ -157,10 +157,10 @@ impl Faults {
         Self::default()
     }
 
-    /// Everything that a correct program does not notice, each with this probability: failing
-    /// accepts, short receives and sends, missing buffers, full completion queues, receives that
-    /// end, completions that are late or change places, cancels that lose their race; lost segments
-    /// with a tenth of it. Nothing that ends a connection, and nothing that takes much time. Datagrams arrive, once and in
+    /// Everything that a correct program does not notice, each with this probability: failing accepts,
+    /// short receives and sends, missing buffers, full completion queues, receives that end, completions
+    /// that are late or change places, cancels that lose their race; lost segments with a tenth of it.
+    /// Nothing that ends a connection, and nothing that takes much time. Datagrams arrive, once and in
     /// order, unless a receiver has no room for them.
     pub fn benign(probability: f64) -> Self {
         Self {
@@ -177,10 +177,11 @@ impl Faults {
         }
     }
 
-    /// What a program must live through although it notices: [`benign`](Self::benign), lost, repeated and late
-    /// datagrams, and with a tenth of the probability datagrams that cannot be sent, resets, connections that time out, stall, cannot be made or are gone
-    /// before they are accepted, threads that are not scheduled; with a hundredth leaps of the
-    /// clock. No operation that ignores a cancel: a real kernel has none.
+    /// What a program must live through although it notices: [`benign`](Self::benign), lost, repeated and
+    /// late datagrams, and with a tenth of the probability datagrams that cannot be sent, resets,
+    /// connections that time out, stall, cannot be made or are gone before they are accepted, threads that
+    /// are not scheduled; with a hundredth leaps of the clock. No operation that ignores a cancel: a real
+    /// kernel has none.
     pub fn hostile(probability: f64) -> Self {
         let tenth = probability / 10.0;
         Self {

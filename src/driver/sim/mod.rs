@@ -20,6 +20,8 @@
 //!   credit that comes back as late as everything else). FIN, RST and the handshake are packets
 //!   among the data. Each end belongs to a ring, to a scripted peer, or to nobody (in an accept
 //!   queue, accepted but not adopted, closed).
+//! * A *datagram socket* ([`datagram`]) belongs to a ring or to a scripted peer, and has a queue of its own. What is
+//!   sent is on the agenda until it arrives, and whose it is turns out then.
 //! * A *ring* ([`ring`]) is what a driver talks to: submissions that the kernel has not seen,
 //!   operations that it has, task work, completions. A wait submits everything, runs at most twenty
 //!   pieces of task work, and notes until when its thread would have slept. Its [`Shape`] says what the
@@ -35,6 +37,8 @@
 //! | `send` | the operation's end | the operation, in the ring's `ops`; its bytes are read piece by piece as room appears, never earlier |
 //! | the operation's end | `next_event` | the completion, perhaps held back on the agenda |
 //! | `next_event` | | the worker (`Sent`), or nobody: cleared, if the connection is being closed |
+//!
+//! A datagram that is being sent belongs to its operation until that has ended.
 //!
 //! Receive buffers are taken from the worker's pool when data is moved into them, so that a pool
 //! that is empty at that moment ends the receive, as it does in Linux.
@@ -55,12 +59,13 @@
 //!
 //! # What differs from Linux
 //!
-//! Acknowledgements cannot be seen, so nothing depends on them but credit. There is no congestion
-//! control, no keepalive, no `TCP_USER_TIMEOUT`, no linger time, no `TIME_WAIT`; socket options are
-//! ignored. A repetition is only of what a partition, a stall or a full accept queue held back. A closing
-//! socket waits for ever for a peer that does not read. Source addresses are not checked for being in
-//! use. A listener made at run time is on its worker's host, if the worker has one, also where it asks for any
-//! address. Unix streams take time and meet the network's faults (`control.rs`). A worker's turn takes no time here; [`crate::sim`] adds some.
+//! Acknowledgements cannot be seen, so nothing depends on them but credit. There is no congestion control, no
+//! keepalive, no `TCP_USER_TIMEOUT`, no linger time, no `TIME_WAIT`; socket options are ignored. A repetition
+//! is only of what a partition, a stall or a full accept queue held back. A closing socket waits for ever for
+//! a peer that does not read. Source addresses are not checked for being in use. A listener made at run time
+//! is on its worker's host, if the worker has one, also where it asks for any address. Unix streams take time
+//! and meet the network's faults (`control.rs`); there are no Unix datagrams, and no broadcast, multicast or
+//! joining of datagrams (`datagram.rs`). A worker's turn takes no time here; [`crate::sim`] adds some.
 //!
 //! What may not enter this room: threads, real time, hash maps (their order is not the seed's),
 //! `unsafe`.

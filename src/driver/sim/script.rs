@@ -38,9 +38,9 @@ impl Shortage {
 
 /// One thing that goes wrong, for [`Sim::script`](crate::sim::Sim::script).
 ///
-/// Each fault has its own *chances*: the moments at which it can strike, and that
-/// [`When::nth`] counts; those that happen "at the moment itself" heed only its time. What it looks like on a real system is in the
-/// [table of faults](crate::sim#faults).
+/// Each fault has its own *chances*: the moments at which it can strike, and that [`When::nth`] counts;
+/// those that happen "at the moment itself" heed only its time. What it looks like on a real system is in
+/// the [table of faults](crate::sim#faults).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {

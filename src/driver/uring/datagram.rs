@@ -184,6 +184,12 @@ impl DatagramOps {
         self.waiting.insert(at, index);
     }
 
+    /// Objects that were ever made.
+    #[cfg(test)]
+    pub(super) fn objects(&self) -> usize {
+        self.ops.len()
+    }
+
     /// Takes the first object of a socket that waits.
     fn next_of(&mut self, key: Key) -> Option<u32> {
         let at = self.waiting.iter().position(|&index| self.ops[index as usize].key == key)?;

@@ -64,7 +64,7 @@ pub(super) struct Slot {
     /// The socket is an ordinary descriptor, whatever others have: a datagram socket.
     pub(super) plain: bool,
     /// Datagrams of it that the kernel has, and the wait for room.
-    pub(super) sends: u16,
+    pub(super) sends: u8,
     /// Its datagrams are sent one after the other: a Unix socket, which must not reorder them.
     pub(super) serial: bool,
     /// It has no room: what is to be sent waits.
@@ -185,5 +185,16 @@ impl Slot {
     #[inline]
     pub(super) fn socket(&self, direct: bool) -> SocketRef {
         if direct && !self.plain { SocketRef::Fixed(self.socket as u32) } else { SocketRef::Fd(self.socket) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `tests/promises_task_alloc.rs` counts on it.
+    #[test]
+    fn a_record_is_small() {
+        assert!(size_of::<Slot>() <= 40, "{} bytes", size_of::<Slot>());
     }
 }

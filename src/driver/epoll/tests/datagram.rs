@@ -67,6 +67,7 @@ fn the_kernel_cuts_and_joins() {
 #[test]
 fn a_slow_unix_receiver_gets_everything_in_order() {
     run(scenarios::slow_receiver);
+    run(scenarios::busy_receiver);
 }
 
 #[test]

@@ -202,10 +202,11 @@ impl<D: Driver> Bed<D> {
 
     /// As [`received`](Self::received), where the one buffer that is free may be taken by the datagram before.
     fn received_at_last(&mut self, key: Key) -> Received {
+        let until = Instant::now() + PATIENCE;
         loop {
             match self.try_received(key) {
                 Ok(received) => return received,
-                Err(RecvEnd::NoBuffer) => {}
+                Err(RecvEnd::NoBuffer) => assert!(Instant::now() < until, "no buffer for ever"),
                 Err(end) => panic!("{end:?}"),
             }
         }

@@ -176,7 +176,8 @@ pub(in crate::driver) fn no_buffer<D: Driver>(bed: &mut Bed<D>) {
         for number in 0..count + 2 {
             peer.send_to(&[number], address).expect("sent");
         }
-        let mut held: Vec<_> = (0..count).map(|_| bed.received(socket)).collect();
+        // The kernel takes a buffer before it looks, so the round before may have ended receiving once more.
+        let mut held: Vec<_> = (0..count).map(|_| bed.received_at_last(socket)).collect();
         assert!(held.iter().zip(0..).all(|(received, number)| received.bytes[..] == [number]));
         assert!(matches!(bed.try_received(socket), Err(RecvEnd::NoBuffer)), "round {round}");
         assert!(matches!(bed.try_received(socket), Err(RecvEnd::NoBuffer)), "again, round {round}");

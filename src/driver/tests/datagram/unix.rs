@@ -112,9 +112,14 @@ pub(in crate::driver) fn crowded_receiver<D: Driver>(bed: &mut Bed<D>) {
         let config = DatagramConfig { local: None, peer: connected.then(|| to.clone()), ..local(to.clone()) };
         let socket = bed.open(key(1, u32::from(connected)), &config);
         bed.send(socket, 3, b"mine".to_vec(), (!connected).then(|| to.clone()));
-        for _ in 0..3 {
-            bed.turn();
+        // It waits without burning a processor.
+        let (until, mut waits) = (Instant::now() + Duration::from_millis(100), 0);
+        while Instant::now() < until {
+            bed.driver.submit_and_wait(Some(Duration::from_millis(20))).expect("a wait");
+            bed.events.extend(bed.driver.next_event());
+            waits += 1;
         }
+        assert!(waits < 500, "{waits} waits in a tenth of a second, connected: {connected}");
         assert!(bed.events.is_empty(), "{:?}", bed.events);
         let mut room = [0; 10];
         while persist(|| peer.recv(&mut room)).expect("a datagram") == 5 {
@@ -126,6 +131,43 @@ pub(in crate::driver) fn crowded_receiver<D: Driver>(bed: &mut Bed<D>) {
         peer.set_nonblocking(false).expect("an option");
         let (token, result) = bed.sent(socket);
         assert_eq!((token, result.expect("sent")), (3, 4), "connected: {connected}");
+        bed.close(socket);
+    }
+}
+
+/// Nor are they reordered when the receiver makes room at the very moment in which they are sent.
+pub(in crate::driver) fn busy_receiver<D: Driver>(bed: &mut Bed<D>) {
+    for connected in [true, false] {
+        const ALL: u32 = 20 * DATAGRAM_SENDS;
+        let (peer, peer_address) = unix_peer();
+        let receiver = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            while got.len() < ALL as usize {
+                let mut room = [0; 4];
+                match persist(|| peer.recv(&mut room)) {
+                    Ok(len) => assert_eq!(len, 4, "after {}", got.len()),
+                    Err(error) => panic!("{error} after {} datagrams", got.len()),
+                }
+                got.push(u32::from_ne_bytes(room));
+            }
+            got
+        });
+        let to = Address::Unix(peer_address);
+        let config = DatagramConfig { local: None, peer: connected.then(|| to.clone()), ..local(to.clone()) };
+        let socket = bed.open(key(1, u32::from(connected)), &config);
+        for number in 0..ALL {
+            if number >= DATAGRAM_SENDS {
+                let (token, result) = bed.sent(socket);
+                assert_eq!((token, result.expect("sent")), (number - DATAGRAM_SENDS, 4));
+            }
+            let bytes = number.to_ne_bytes().to_vec();
+            bed.send(socket, number, bytes, (!connected).then(|| to.clone()));
+        }
+        for _ in 0..DATAGRAM_SENDS {
+            assert_eq!(bed.sent(socket).1.expect("sent"), 4);
+        }
+        let got = receiver.join().expect("a receiver");
+        assert!(got.iter().copied().eq(0..ALL), "connected: {connected}; reordered: {got:?}");
         bed.close(socket);
     }
 }
