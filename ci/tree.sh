@@ -10,9 +10,9 @@ if [ "$tree" != "$wanted" ]; then
     echo "  should: $wanted" >&2
     exit 1
 fi
-# `unsafe` stays in the two rooms that SAFETY.md is about.
-strays=$(grep -rnE '\bunsafe (\{|fn|impl)' src --include='*.rs' | grep -vE '^src/(buffer|driver)/' || true)
+# `unsafe` stays in the two rooms that SAFETY.md is about, and in one file.
+strays=$(grep -rnE '\bunsafe (\{|fn|impl)' src --include='*.rs' | grep -vE '^src/(buffer/|driver/|task/waker\.rs:)' || true)
 if [ -n "$strays" ]; then
-    printf 'unsafe code outside src/buffer and src/driver:\n%s\n' "$strays" >&2
+    printf 'unsafe code outside src/buffer, src/driver and src/task/waker.rs:\n%s\n' "$strays" >&2
     exit 1
 fi

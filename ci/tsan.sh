@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that threads share (mailboxes, wakers, the end of a runtime) under ThreadSanitizer, with an
+# Everything that threads share (mailboxes, wakers of drivers and of tasks, outcomes and calls that cross threads, the
+# end of a runtime) under ThreadSanitizer, with an
 # instrumented standard library. What this proves and what not: docs/memory-proof.md. Needs a nightly
 # toolchain with its rust-src component; TOOLCHAIN names another one.
 set -euo pipefail
@@ -13,4 +14,6 @@ export RUST_BACKTRACE=0
 run() { cargo "+$toolchain" test -Zbuild-std --target x86_64-unknown-linux-gnu "$@"; }
 run --lib worker::mailbox
 run --lib driver::uring::tests::submit
+run --lib task::
+run --test task_wakers --test task_remote --test task_blocking --test task_runtime
 run --test uring_mailbox --test uring_shutdown --test promises_threads "$@"

@@ -32,6 +32,30 @@
 //! }
 //! ```
 //!
+//! The same as async code, on the same engine ([`task`], [`net`], [`time`], [`sync`], [`Server`]):
+//!
+//! ```no_run
+//! use corelane::net::TcpListener;
+//! use corelane::{Runtime, Server};
+//! use std::time::Duration;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let signals = corelane::Signals::block()?;
+//!     let addr: std::net::SocketAddr = "127.0.0.1:7000".parse()?;
+//!     let runtime = Runtime::builder().listen(addr).start_tasks(|_| async {
+//!         let listener = TcpListener::of_builder(0);
+//!         Server::new().serve(listener, |mut stream| async move {
+//!             while let Some(data) = stream.recv().await? {
+//!                 stream.send(data).await?;
+//!             }
+//!             std::io::Result::Ok(())
+//!         }).await
+//!     })?;
+//!     println!("{}", runtime.run_until(&signals, Duration::from_secs(5))?);
+//!     Ok(())
+//! }
+//! ```
+//!
 //! # Where things are
 //!
 //! | module | what it is |
@@ -43,12 +67,15 @@
 //! | `buffer` | memory: the arena and its leases ([`Buf`], [`Payload`]) |
 //! | `config` | what can be set: [`WorkerConfig`], [`ListenerConfig`], [`SocketOptions`] |
 //! | `metrics` | counters: [`Metrics`], [`Snapshot`] |
+//! | [`task`] | the async tier: executor, as one handler among others |
+//! | [`net`] | sockets for tasks: TCP, UDP, Unix |
+//! | [`time`] | timers for tasks |
 //! | `server` | [`Server`]: accept loop, limits, drain and report for tasks |
 //! | [`sync`] | between tasks: permits, notifications, tokens, broadcasts |
 //! | [`sim`] | a simulated kernel with a virtual clock and a seed, for testing handlers |
 //!
-//! Dependencies point downwards only: runtime → worker → driver → buffer. `unsafe` code is in
-//! `buffer` and `driver`; its invariants are numbered and explained in `SAFETY.md`.
+//! Dependencies point downwards only: server → net, time, sync → task → runtime → worker → driver → buffer. `unsafe` code is in
+//! `buffer`, `driver` and `task/waker.rs`; its invariants are numbered and explained in `SAFETY.md`.
 
 mod buffer;
 mod clock;

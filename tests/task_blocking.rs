@@ -224,9 +224,15 @@ fn a_stuck_call_does_not_hold_up_a_stop_beyond_its_deadline_and_is_reported() {
 fn a_call_that_outlives_its_runtime_still_gives_its_outcome() {
     let gate = Gate::default();
     let inside = gate.clone();
+    let (begun, seen) = mpsc::channel();
     let (call, queued) = single()
         .block_on(Duration::ZERO, async move {
-            (spawn_blocking(move || inside.pass()), spawn_blocking(|| unreachable!("no thread begins it")))
+            let call = spawn_blocking(move || {
+                begun.send(()).expect("somebody waits");
+                inside.pass();
+            });
+            seen.recv_timeout(PATIENCE).expect("it begins");
+            (call, spawn_blocking(|| unreachable!("no thread begins it")))
         })
         .expect("it runs");
     assert!(!call.is_finished());

@@ -221,7 +221,11 @@ fn what_is_spawned_while_the_worker_ends_is_dropped_at_once() {
 
 #[test]
 fn handles_that_outlive_their_worker_tell_of_an_abort() {
-    let handle = block_on(async { spawn(pending::<u8>()) }).expect("it runs");
+    let handle = block_on(async {
+        let handle: JoinHandle<u8> = spawn(pending());
+        (handle,)
+    });
+    let (handle,) = handle.expect("it runs");
     assert!(handle.is_finished());
     handle.abort();
     assert!(block_on(handle).expect("it runs").expect_err("dropped with its worker").is_aborted());
@@ -259,7 +263,7 @@ fn tasks_are_counted_by_how_they_ended() {
     let runtime = corelane::Runtime::builder()
         .start_tasks(|_| async {
             assert_eq!(spawn(async { 1 }).await.expect("finished"), 1);
-            spawn(async { panic!("on purpose") }).await.map(|()| ()).expect_err("panicked");
+            spawn(async { panic!("on purpose") }).await.map(|_: ()| ()).expect_err("panicked");
             let idle = spawn(pending::<()>());
             yield_now().await;
             idle.abort();

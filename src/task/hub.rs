@@ -11,7 +11,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::clock::Time;
@@ -73,7 +72,7 @@ impl Hub {
         let (worker, remote) = (cx.worker(), cx.remote());
         let counters = cx.core.counters.clone();
         let spawner = Spawner::new(remote.clone(), worker + 1);
-        let reach = Arc::new(Reach { worker, remote, poll_all: AtomicBool::new(false) });
+        let reach = Arc::new(Reach { worker, remote });
         let registration = Registration::new(reach.clone());
         let now = cx.now();
         Rc::new(Self {
@@ -246,7 +245,7 @@ impl Hub {
 
     /// Whether wakes from other threads found no place.
     pub(super) fn is_told_to_poll_all(&self) -> bool {
-        self.reach.poll_all.load(Ordering::Relaxed)
+        self.reach.remote.mailbox(self.worker()).is_overrun()
     }
 
     /// Whether there is anything to do before something happens. To be asked while the worker has its core.
@@ -281,7 +280,7 @@ impl Hub {
         self.take_answers();
         self.timers.advance(self.now.get(), &self.woken);
         self.wake_all(&self.woken);
-        if self.is_told_to_poll_all() && self.reach.poll_all.swap(false, Ordering::SeqCst) {
+        if self.is_told_to_poll_all() && self.reach.remote.mailbox(self.worker()).take_overrun() {
             self.counters.remote_wakes.add(1);
             self.tasks.make_all_ready();
         }

@@ -13,7 +13,7 @@ use crate::server::ServerReport;
 use crate::sim::{Sim, SimWorker};
 
 use super::blocking::Pool;
-use super::{Message, TaskHandler};
+use super::{Message, Spawner, TaskHandler};
 
 /// What a main future may come to: nothing, or a result whose error stops the runtime. (Of a server's handler: nothing, or a
 /// result whose error is counted.)
@@ -200,5 +200,12 @@ impl Sim {
             let main = main.clone();
             TaskHandler::new(&bound, Pool::inline(), move || async move { main(index).await.into_result() })
         })
+    }
+}
+
+impl SimWorker<Message> {
+    /// Starts tasks on the workers of its runtime, as from another thread.
+    pub fn spawner(&self) -> Spawner {
+        Spawner::new(self.remote(), 0)
     }
 }

@@ -195,3 +195,67 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A task that ends when it has been polled so often.
+    struct Polls(Cell<u32>);
+
+    impl AnyTask for Polls {
+        fn poll(&self, _: &mut Context<'_>) -> Poll<End> {
+            self.0.set(self.0.get() - 1);
+            if self.0.get() == 0 { Poll::Ready(End::Finished) } else { Poll::Pending }
+        }
+
+        fn cancel(&self) -> Option<End> {
+            Some(End::Aborted)
+        }
+    }
+
+    fn task(polls: u32) -> Rc<Polls> {
+        Rc::new(Polls(Cell::new(polls)))
+    }
+
+    #[test]
+    fn slots_are_used_again_under_another_name() {
+        let table = Table::new(3, Arc::default());
+        let first = table.insert(task(1)).expect("open");
+        for _ in 0..10_000 {
+            let name = table.insert(task(1)).expect("open");
+            while table.poll_next() {}
+            table.make_ready(name);
+            assert!(!table.has_ready(), "what has ended is not polled again");
+        }
+        assert_eq!((table.len(), table.slots.borrow().len()), (0, 2));
+        let second = table.insert(task(1)).expect("open");
+        assert!(first != second && table.remove(first, End::Aborted).is_none(), "the name is out of date");
+        assert_eq!(table.counters.tasks_finished.get(), 10_001);
+    }
+
+    #[test]
+    fn a_task_is_queued_once_however_often_it_is_woken() {
+        let table = Table::new(3, Arc::default());
+        let (one, other) = (table.insert(task(3)).expect("open"), table.insert(task(9)).expect("open"));
+        for _ in 0..5 {
+            table.make_ready(one);
+            table.make_ready(other);
+        }
+        assert!(table.poll_next() && table.poll_next() && !table.poll_next());
+        table.make_all_ready();
+        table.make_ready(one);
+        assert!(table.poll_next() && table.poll_next() && !table.poll_next());
+        assert_eq!(table.counters.task_polls.get(), 4);
+        // Aborted while it is queued: its place in the queue comes to nothing, or to the slot's next task.
+        table.make_ready(other);
+        drop(table.remove(other, End::Aborted));
+        let next = table.insert(task(1)).expect("open");
+        assert_eq!(next.slot, other.slot);
+        assert!(table.poll_next() && !table.poll_next());
+        assert_eq!((table.len(), table.counters.tasks_aborted.get()), (1, 1));
+        table.close();
+        assert_eq!((table.len(), table.counters.tasks_aborted.get()), (0, 2));
+        assert!(table.insert(task(1)).is_none());
+    }
+}

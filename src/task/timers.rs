@@ -78,3 +78,45 @@ impl Timers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn entries_are_used_again() {
+        let timers = Timers::new(Time::from_nanos(1 << 40));
+        let now = Time::from_nanos(1 << 40);
+        for round in 0..100_000u64 {
+            let entry = timers.set(now + Duration::from_millis(round), Waker::noop().clone());
+            timers.cancel(entry);
+        }
+        let kept: Vec<u32> =
+            (0..10).map(|n| timers.set(now + Duration::from_secs(n), Waker::noop().clone())).collect();
+        assert_eq!(timers.0.borrow().wakers.len(), 10);
+        // Those that have fired keep their entry until their owner gives it back.
+        let woken = RefCell::default();
+        timers.advance(now + Duration::from_millis(4001), &woken);
+        assert_eq!(woken.borrow().len(), 5);
+        assert!(timers.next().is_some());
+        kept.into_iter().for_each(|entry| timers.cancel(entry));
+        assert_eq!(timers.next(), None);
+        assert_eq!(timers.0.borrow().free.len(), 10);
+    }
+
+    #[test]
+    fn the_end_of_time_is_a_time() {
+        let now = Time::from_nanos(5);
+        let timers = Timers::new(now);
+        let entry = timers.set(now + Duration::MAX, Waker::noop().clone());
+        let woken = RefCell::default();
+        let mut stops = 0;
+        while let Some(next) = timers.next().filter(|next| next.as_nanos() < 1 << 62) {
+            timers.advance(next, &woken);
+            stops += 1;
+        }
+        assert!(stops < 200 && woken.borrow().is_empty(), "{stops} stops in 146 years");
+        timers.cancel(entry);
+    }
+}

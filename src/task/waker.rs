@@ -12,7 +12,6 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{RawWaker, RawWakerVTable, Waker};
 
@@ -141,18 +140,12 @@ fn wake_remotely(name: TaskName) {
 pub(super) struct Reach {
     pub(super) worker: usize,
     pub(super) remote: Remote<Message>,
-    /// Wakes could not be queued: every task is to be polled.
-    pub(super) poll_all: AtomicBool,
 }
 
 impl Reach {
     fn wake(&self, name: TaskName) {
-        // A stopped worker polls nobody.
-        if let Err(crate::RemoteError::Full(_)) = self.remote.post(self.worker, Message(Kind::Wake(name))) {
-            // In this order, both sequentially consistent: whoever sees the mailbox's mark sees this one.
-            self.poll_all.store(true, Ordering::SeqCst);
-            self.nudge();
-        }
+        // When it is full every task is polled. A stopped worker polls nobody.
+        self.remote.post_or_mark(self.worker, Message(Kind::Wake(name)));
     }
 
     /// Makes the worker look whether it has something to do.

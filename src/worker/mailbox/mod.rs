@@ -48,6 +48,8 @@ pub(crate) struct Mailbox<M> {
     queue: ArrayQueue<Option<Envelope<M>>>,
     /// Set by the first sender after the worker looked; the others need not wake it.
     notified: AtomicBool,
+    /// Set when a message that a mark may stand for found no place; see [`Remote::post_or_mark`].
+    overrun: AtomicBool,
     /// Set when the worker no longer takes messages.
     closed: AtomicBool,
     /// A stop that was asked for: kept beside the queue, so that a full mailbox cannot refuse it.
@@ -60,6 +62,7 @@ impl<M> Mailbox<M> {
         Self {
             queue: ArrayQueue::new(capacity as usize),
             notified: AtomicBool::new(false),
+            overrun: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             stop: OnceLock::new(),
             waker: OnceLock::new(),
@@ -134,6 +137,18 @@ impl<M> Mailbox<M> {
 
     pub(crate) fn stop_request(&self) -> Option<Duration> {
         self.stop.get().copied()
+    }
+
+    /// Whether a mark stands for messages that found no place. One plain load: asked every turn, after the mailbox was
+    /// read.
+    #[inline]
+    pub(crate) fn is_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Relaxed)
+    }
+
+    /// Takes that mark; must come before what the messages would have caused is done.
+    pub(crate) fn take_overrun(&self) -> bool {
+        self.overrun.swap(false, Ordering::SeqCst)
     }
 
     /// Refuses what comes from now on. Returns how many lay there unread, which are dropped.
@@ -286,6 +301,24 @@ impl<M> Remote<M> {
             Ok(()) => Ok(()),
             Err(error) => Err(unwrap_message(error)),
         }
+    }
+
+    /// Sends a message that is not lost when the mailbox is full: a [mark](Mailbox::take_overrun) is set instead, upon
+    /// which the worker does what every message of this kind could have asked for. One for a worker that has
+    /// stopped is dropped.
+    ///
+    /// The mark is set by a swap, not a store: the worker that takes it sees what all of those did before who set it,
+    /// not only the last of them. And before the other one, so that whoever is sent to look finds it.
+    pub(crate) fn post_or_mark(&self, worker: usize, message: M) {
+        if let Err(RemoteError::Full(_)) = self.post(worker, message) {
+            self.directory[worker].overrun.swap(true, Ordering::SeqCst);
+            self.nudge(worker);
+        }
+    }
+
+    /// The mailbox of a worker.
+    pub(crate) fn mailbox(&self, worker: usize) -> &Mailbox<M> {
+        &self.directory[worker]
     }
 
     /// The deadline that a stop was asked for with, if one was.

@@ -213,6 +213,49 @@ fn what_a_closing_mailbox_accepts_is_counted() {
     }
 }
 
+/// Wakes of tasks, on a mailbox with room for one: a task whose wake found no place is polled all the same, by a worker
+/// that sleeps whenever it may, and its poll sees what was done before the wake.
+#[test]
+fn a_wake_that_finds_the_mailbox_full_is_not_lost() {
+    for budget in [1, 8] {
+        // With three senders several marks are set before one is taken.
+        for (senders, preemptions) in [(2, 3), (3, 1)] {
+            explore(preemptions, move || {
+                let directory = directory::<u32>(1, 1);
+                let mut reader = Reader::new(&directory, budget);
+                reader.attach();
+                let done: Vec<Arc<AtomicBool>> =
+                    (0..senders).map(|_| Arc::new(AtomicBool::new(false))).collect();
+                let senders: Vec<_> = (0..senders)
+                    .map(|task| {
+                        let (remote, done) = (Remote::new(directory.clone()), done[task].clone());
+                        thread::spawn(move || {
+                            // Only the wake makes this visible.
+                            done.store(true, Ordering::Relaxed);
+                            remote.post_or_mark(0, task as u32);
+                        })
+                    })
+                    .collect();
+                let mut ended = vec![false; senders.len()];
+                while ended.contains(&false) {
+                    reader.turn();
+                    let mut polled: Vec<usize> = reader.read.drain(..).map(|task| task as usize).collect();
+                    // As `Hub::turn`, at the end of every turn.
+                    if directory[0].is_overrun() && directory[0].take_overrun() {
+                        polled = (0..ended.len()).collect();
+                    }
+                    for task in polled {
+                        ended[task] |= done[task].load(Ordering::Relaxed);
+                    }
+                }
+                for sender in senders {
+                    sender.join().expect("sender");
+                }
+            });
+        }
+    }
+}
+
 /// As the waker of a completion port: a wake posts nothing while another was posted and not taken.
 #[derive(Clone)]
 struct PostedBell {
