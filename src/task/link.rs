@@ -51,6 +51,7 @@ pub(crate) struct Link {
     /// Whether it is a datagram socket.
     pub(crate) is_datagram: Cell<bool>,
     /// Whether it is a Unix socket.
+    #[cfg(unix)]
     pub(crate) is_unix: Cell<bool>,
     pub(crate) reader: Waiter,
     pub(crate) writer: Waiter,
@@ -78,6 +79,7 @@ impl Link {
             ends_on_stop: Cell::new(false),
             is_ending: Cell::new(false),
             is_datagram: Cell::new(false),
+            #[cfg(unix)]
             is_unix: Cell::new(false),
             reader: Waiter::default(),
             writer: Waiter::default(),
