@@ -281,3 +281,14 @@ fn tasks_are_counted_by_how_they_ended() {
     assert_eq!(report.tasks_dropped, 3);
     assert!(report.to_string().ends_with(", 3 tasks dropped"), "{report}");
 }
+
+#[test]
+fn a_join_error_goes_where_errors_go() {
+    fn goes<T: Send + Sync + std::error::Error + 'static>(_: &T) {}
+    let failed: std::io::Result<()> = block_on(async {
+        let task: JoinHandle<()> = spawn(async { panic!("on purpose") });
+        task.await.inspect_err(goes).map_err(std::io::Error::other)
+    })
+    .expect("it runs");
+    assert_eq!(failed.expect_err("it panicked").to_string(), "the task panicked: on purpose");
+}

@@ -260,7 +260,7 @@ impl<T: Send, C: FnOnce() -> T + Send> Job for Call<C, T> {
             }
             Ok(()) => {
                 // Whatever a panic leaves half done inside the call is seen by nobody.
-                catch_unwind(AssertUnwindSafe(call)).map_err(|panic| JoinError(Why::Panicked(panic)))
+                catch_unwind(AssertUnwindSafe(call)).map_err(JoinError::of_panic)
             }
             Err(error) => Err(JoinError(Why::NoThread(error))),
         };

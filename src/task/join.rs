@@ -8,6 +8,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::hub::Hub;
@@ -77,12 +78,12 @@ impl<F: Future> AnyTask for Task<F> {
             Ok(Poll::Pending) if !self.aborted.get() => return Poll::Pending,
             Ok(Poll::Pending) => Err(JoinError(Why::Aborted)),
             Ok(Poll::Ready(value)) => Ok(value),
-            Err(panic) => Err(JoinError(Why::Panicked(panic))),
+            Err(panic) => Err(JoinError::of_panic(panic)),
         };
         let over = std::mem::replace(&mut *stage, Stage::Over(None));
         drop(stage);
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(over)));
-        Poll::Ready(self.finish(dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome)))
+        Poll::Ready(self.finish(dropped.map_err(JoinError::of_panic).and(outcome)))
     }
 
     fn cancel(&self) -> Option<End> {
@@ -98,7 +99,7 @@ impl<F: Future> AnyTask for Task<F> {
         }
         let outcome = match catch_unwind(AssertUnwindSafe(|| drop(over))) {
             Ok(()) => JoinError(Why::Aborted),
-            Err(panic) => JoinError(Why::Panicked(panic)),
+            Err(panic) => JoinError::of_panic(panic),
         };
         Some(self.finish(Err(outcome)))
     }
@@ -211,12 +212,17 @@ pub struct JoinError(pub(super) Why);
 
 pub(super) enum Why {
     Aborted,
-    Panicked(Box<dyn Any + Send>),
+    /// What it panicked with; in a lock, so that the error can be shared, as `Box<dyn Error + Send + Sync>` wants.
+    Panicked(Box<Mutex<Box<dyn Any + Send>>>),
     /// A call that blocks found no thread.
     NoThread(io::Error),
 }
 
 impl JoinError {
+    pub(super) fn of_panic(panic: Box<dyn Any + Send>) -> Self {
+        Self(Why::Panicked(Box::new(Mutex::new(panic))))
+    }
+
     /// Whether it was aborted, by its handle or because its worker ended.
     pub fn is_aborted(&self) -> bool {
         matches!(self.0, Why::Aborted)
@@ -233,7 +239,7 @@ impl JoinError {
     /// The error itself when it did not panic.
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, JoinError> {
         match self.0 {
-            Why::Panicked(panic) => Ok(panic),
+            Why::Panicked(panic) => Ok(panic.into_inner().unwrap_or_else(PoisonError::into_inner)),
             Why::Aborted | Why::NoThread(_) => Err(self),
         }
     }
@@ -249,7 +255,10 @@ impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Why::Aborted => f.write_str("the task was aborted"),
-            Why::Panicked(panic) => write!(f, "the task panicked: {}", panic_text(&**panic)),
+            Why::Panicked(panic) => {
+                let panic = panic.lock().unwrap_or_else(PoisonError::into_inner);
+                write!(f, "the task panicked: {}", panic_text(&**panic))
+            }
             Why::NoThread(error) => write!(f, "no thread could be started for the call: {error}"),
         }
     }

@@ -107,12 +107,12 @@ pub(super) async fn serve<F: Future>(make: impl FnOnce() -> F, mut done: Complet
         let Some(future) = &mut future else { return Poll::Pending };
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
             Ok(polled) => polled.map(Ok),
-            Err(panic) => Poll::Ready(Err(JoinError(Why::Panicked(panic)))),
+            Err(panic) => Poll::Ready(Err(JoinError::of_panic(panic))),
         }
     })
     .await;
     let dropped = catch_unwind(AssertUnwindSafe(|| drop(future.take())));
-    let outcome = dropped.map_err(|panic| JoinError(Why::Panicked(panic))).and(outcome);
+    let outcome = dropped.map_err(JoinError::of_panic).and(outcome);
     with_current(|hub| match (hub, &outcome) {
         (Some(hub), Err(JoinError(Why::Panicked(_)))) => hub.counters.tasks_panicked.add(1),
         (Some(hub), Err(_)) => hub.counters.tasks_aborted.add(1),

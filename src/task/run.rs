@@ -15,7 +15,7 @@ use crate::worker::Request;
 
 use super::blocking::Pool;
 use super::hub::Hub;
-use super::join::{JoinHandle, Why, spawn};
+use super::join::{JoinHandle, spawn};
 use super::link::{Life, Link};
 use super::message::{Kind, Message};
 
@@ -90,10 +90,11 @@ impl TaskHandler {
                 cx.remote().stop(Duration::ZERO);
             }
             // As with any other handler: the worker's thread ends with it, and the runtime says so.
-            Err(error) => match error.0 {
-                Why::Panicked(panic) => std::panic::resume_unwind(panic),
-                Why::Aborted | Why::NoThread(_) => {}
-            },
+            Err(error) => {
+                if let Ok(panic) = error.try_into_panic() {
+                    std::panic::resume_unwind(panic);
+                }
+            }
         }
     }
 }

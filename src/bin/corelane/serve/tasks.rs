@@ -13,7 +13,7 @@ pub async fn serve(kind: Kind, max_line: u32) -> io::Result<()> {
     let listeners = (0..).map_while(TcpListener::of_builder);
     let accepting: Vec<_> = listeners.map(|listener| task::spawn(accept(listener, kind, max_line))).collect();
     for loops in accepting {
-        loops.await.map_err(|error| io::Error::other(error.to_string()))?;
+        loops.await.map_err(io::Error::other)?;
     }
     Ok(())
 }
