@@ -5,6 +5,7 @@ use std::net::{AddrParseError, SocketAddr};
 use std::time::Duration;
 
 use crate::buffer::{BufferConfig, BufferError};
+use crate::wait::WaitPolicy;
 
 /// The kernel interface that a runtime stands on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,15 +79,24 @@ pub struct UringFeatures {
     pub provided_buffers: bool,
     /// Completions are worked off only when the loop asks (Linux 6.1). Without: they interrupt it.
     pub defer_taskrun: bool,
+    /// Waiting for several completions for a time, and then for one (Linux 6.12), which
+    /// [`WaitPolicy::Coalesce`] uses. Without: the worker sleeps for the rest of the delay once it was woken.
+    pub min_wait: bool,
 }
 
 impl UringFeatures {
     /// Everything.
-    pub const ALL: Self =
-        Self { multishot_accept: true, multishot_recv: true, provided_buffers: true, defer_taskrun: true };
+    pub const ALL: Self = Self {
+        multishot_accept: true,
+        multishot_recv: true,
+        provided_buffers: true,
+        defer_taskrun: true,
+        min_wait: true,
+    };
 
     /// What Linux 5.19, the oldest supported, has.
-    pub const LINUX_5_19: Self = Self { multishot_recv: false, defer_taskrun: false, ..Self::ALL };
+    pub const LINUX_5_19: Self =
+        Self { multishot_recv: false, defer_taskrun: false, min_wait: false, ..Self::ALL };
 
     /// The least that the backend works with.
     pub const LEAST: Self = Self {
@@ -94,6 +104,7 @@ impl UringFeatures {
         multishot_recv: false,
         provided_buffers: false,
         defer_taskrun: false,
+        min_wait: false,
     };
 }
 
@@ -345,6 +356,8 @@ pub struct WorkerConfig {
     /// How much later than asked the kernel may end a wait to save wake-ups (`PR_SET_TIMERSLACK`);
     /// `None` leaves the system's default of 50 µs.
     pub timer_slack: Option<Duration>,
+    /// How the worker waits when it has nothing to do: its price in CPU against latency.
+    pub wait: WaitPolicy,
 }
 
 impl Default for WorkerConfig {
@@ -367,6 +380,7 @@ impl Default for WorkerConfig {
             turn_budget: 512,
             accept_budget: 64,
             timer_slack: None,
+            wait: WaitPolicy::Block,
         }
     }
 }
@@ -438,6 +452,7 @@ impl WorkerConfig {
         within("mailbox", self.mailbox, 1, 1 << 24)?;
         within("turn_budget", self.turn_budget, 1, 1 << 20)?;
         within("accept_budget", self.accept_budget, 1, 1 << 20)?;
+        self.wait.check()?;
         let timeouts = [("idle_timeout", self.idle_timeout), ("close_timeout", Some(self.close_timeout))];
         for (what, timeout) in timeouts {
             let Some(timeout) = timeout else { continue };

@@ -90,6 +90,7 @@ pub mod sim;
 pub mod sync;
 pub mod task;
 pub mod time;
+mod wait;
 mod worker;
 
 pub use buffer::{Buf, BufMut, BufferConfig, BufferError, Detached, Payload};
@@ -110,4 +111,5 @@ pub use runtime::{
 };
 pub use server::{HandlerFailure, Listen, Listening, ServeError, Server, ServerReport};
 pub use sync::ShutdownToken;
+pub use wait::WaitPolicy;
 pub use worker::{Remote, RemoteError};

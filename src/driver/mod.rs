@@ -70,6 +70,7 @@ pub(crate) mod sim;
 pub(crate) mod sys;
 #[cfg(target_os = "linux")]
 pub(crate) mod uring;
+mod wait;
 
 pub use event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 
@@ -79,6 +80,7 @@ pub(crate) use datagram::{CONTROL_ROOM, NAME_ROOM, name_of};
 pub(crate) use datagram::{DATAGRAM_SENDS, PRELUDE};
 pub(crate) use setup::{DriverInfo, FD_RESERVE};
 pub use setup::{Feature, SetupError};
+pub use wait::Wait;
 
 use std::io;
 use std::sync::Arc;
@@ -255,12 +257,12 @@ pub trait Driver: Sized {
     /// Cancels whatever is in flight and closes the socket; `Closed` follows.
     fn close(&mut self, key: Key, how: CloseHow);
 
-    /// Gives the kernel what was started and waits until something is reported, `timeout` passes
-    /// (`None`: for ever) or a wake arrives.
+    /// Gives the kernel what was started and waits until something is reported, the wait's time passes or a
+    /// wake arrives.
     ///
     /// # Errors
     /// Only what the driver cannot go on from.
-    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+    fn submit_and_wait(&mut self, wait: impl Into<Wait>) -> io::Result<()>;
 
     /// The next completion of the last wait.
     fn next_event(&mut self) -> Option<Event>;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use crate::config::{Backend, Descriptors};
 use crate::driver::Feature;
 use crate::metrics::Metrics;
+use crate::wait::WaitPolicy;
 use crate::worker::WorkerReport;
 
 /// What a runtime consists of, and what the kernel contributes.
@@ -78,6 +79,8 @@ pub struct WorkerInfo {
     pub descriptors: Descriptors,
     /// Connections that it holds at most.
     pub max_connections: u32,
+    /// How it waits.
+    pub wait: WaitPolicy,
 }
 
 /// How a runtime ended.

@@ -508,7 +508,8 @@ impl<M: Send + 'static, F> Start<M, F> {
         let (driver, found) =
             D::open(&setup.config, setup.counters.clone(), memlock).map_err(StartError::Kernel)?;
         let descriptors = if found.direct { Descriptors::Direct } else { Descriptors::Fd };
-        let info = WorkerInfo { index, cpu, descriptors, max_connections: setup.config.max_connections };
+        let WorkerConfig { max_connections, wait, .. } = setup.config;
+        let info = WorkerInfo { index, cpu, descriptors, max_connections, wait };
         let worker = Worker::new(driver, setup, listeners, make(&bound))
             .map_err(|source| StartError::Listener { source })?;
         Ok((worker, Started { worker: info, features: found.features, warnings: found.warnings }))

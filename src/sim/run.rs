@@ -59,7 +59,7 @@ impl Inner {
             let ring = &world.rings[number];
             let busy = station.busy_until();
             if !ring.is_due(world.now) {
-                ring.wait_until.into_iter().for_each(&mut sooner);
+                ring.alarm().into_iter().for_each(&mut sooner);
             } else if busy > world.now {
                 slept = false;
                 sooner(busy);

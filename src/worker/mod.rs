@@ -12,6 +12,7 @@
 //! | `accept.rs` | how many connections are accepted, limits, back-off |
 //! | `table.rs` | slots, generations, the life of a connection |
 //! | `wheel.rs` | timers |
+//! | `pace.rs` | how to wait: asleep, looking, or for several messages |
 //! | `pull.rs` | what was received waits until it is taken |
 //! | `request.rs` | the async tier's wishes to the driver: listeners, datagrams, addresses |
 //! | `mailbox/` | reaching a worker from other threads |
@@ -23,6 +24,7 @@ mod accept;
 mod core;
 mod dispatch;
 mod mailbox;
+mod pace;
 mod permits;
 mod pull;
 mod reconcile;
@@ -41,6 +43,7 @@ use crate::handler::{CloseReason, Cx, Handler};
 
 use accept::{Acceptor, Waiting};
 use mailbox::Envelope;
+use pace::Pace;
 
 pub(crate) use self::core::{Core, Setup};
 pub(crate) use mailbox::{Directory, directory};
@@ -84,6 +87,7 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     // In a box, so that the async tier can take it by moving a pointer.
     core: Box<Core<H::Conn, H::Message>>,
     handler: H,
+    pace: Pace,
     acceptors: Vec<Acceptor>,
     /// Whether the driver cannot accept many with one operation as it is wanted here.
     once_only: bool,
@@ -126,10 +130,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         setup.directory[usize::from(setup.index)].attach(driver.waker());
         let mut core = Box::new(Core::new(setup, driver.memory().clone(), driver.now()));
         core.pull = H::PULL;
+        let pace = Pace::new(core.config.wait, core.now);
         Ok(Self {
             driver,
             core,
             handler,
+            pace,
             acceptors,
             once_only,
             waiting: VecDeque::with_capacity(64),
@@ -161,13 +167,26 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.settle();
         }
         let timeout = self.patience();
-        self.driver.submit_and_wait(timeout)?;
+        let wait = self.pace.plan(timeout);
+        let began = match self.pace {
+            Pace::Adaptive(_) if !wait.is_look() => Some(self.driver.clock()),
+            _ => None,
+        };
+        self.driver.submit_and_wait(wait)?;
         self.core.now = self.driver.now();
         self.core.counters.turns.add(1);
 
+        let before = self.core.counters.messages.get();
         for _ in 0..self.core.config.turn_budget {
             let Some(event) = self.driver.next_event() else { break };
             self.dispatch(event);
+        }
+        if let Pace::Adaptive(adaptive) = &mut self.pace {
+            let messages = self.core.counters.messages.get() - before;
+            match began {
+                Some(began) => adaptive.observe(began, self.core.now, messages),
+                None => adaptive.observe_busy(messages),
+            }
         }
         if !self.core.ready.is_empty() {
             self.deliver_held();

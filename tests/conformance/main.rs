@@ -206,6 +206,16 @@ conformance! {
         /// A graceful close to a peer that does not finish ends after `close_timeout`, without a reset.
         peer_that_never_finishes_is_let_go_of;
     }
+    waiting {
+        /// `WaitPolicy::Spin`: one peer at a time and eight at once.
+        worker_that_spins_answers_everybody;
+        /// `WaitPolicy::Coalesce`, likewise.
+        worker_that_coalesces_answers_everybody;
+        /// `WaitPolicy::Adaptive`, likewise.
+        worker_that_adapts_answers_everybody;
+        /// A connection's timer fires in its time while others' messages wait to be gathered.
+        coalescing_delays_no_timer;
+    }
     mailbox {
         /// 1,000 sends by `Remote` arrive in order.
         sends_from_outside_keep_their_order;

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use corelane::Backend;
+use corelane::{Backend, WaitPolicy};
 
 /// Splits `10.5k/s` into the number and what follows it.
 fn number(text: &str) -> Result<(f64, &str), String> {
@@ -23,6 +23,11 @@ fn number(text: &str) -> Result<(f64, &str), String> {
 
 /// A kernel interface, by the names that the library reads.
 pub fn backend(text: &str) -> Result<Backend, String> {
+    text.parse().map_err(|error: corelane::ConfigError| error.to_string())
+}
+
+/// How a worker waits, in the form that the library reads.
+pub fn wait(text: &str) -> Result<WaitPolicy, String> {
     text.parse().map_err(|error: corelane::ConfigError| error.to_string())
 }
 

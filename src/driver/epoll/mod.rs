@@ -97,7 +97,7 @@ use crate::metrics::Counters;
 use super::sys::{self, Epoll, Harvest, stream};
 use super::{
     AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenConfig,
-    ListenerId, Listening, Multishot, Native, SetupError, Socket,
+    ListenerId, Listening, Multishot, Native, SetupError, Socket, Wait,
 };
 
 use datagram::Datagrams;
@@ -407,13 +407,16 @@ impl Driver for EpollDriver {
         self.start(Started::Done(Done::Closed(key)));
     }
 
-    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn submit_and_wait(&mut self, wait: impl Into<Wait>) -> io::Result<()> {
         let began = Time::now();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
         self.begin();
-        let timeout = match self.try_paced() {
-            Some(pace) => Some(timeout.map_or(pace, |timeout| timeout.min(pace))),
-            None => timeout,
+        let wait = wait.into();
+        let wait = match self.try_paced() {
+            Some(pace) => {
+                Wait { timeout: Some(wait.timeout.map_or(pace, |timeout| timeout.min(pace))), ..wait }
+            }
+            None => wait,
         };
         let result = match (self.done.is_empty(), self.ready.is_empty()) {
             (false, true) if !self.skipped => {
@@ -422,7 +425,11 @@ impl Driver for EpollDriver {
             }
             (none_done, none_ready) => {
                 self.skipped = false;
-                self.poll(if none_done && none_ready { timeout } else { Some(Duration::ZERO) })
+                if none_done && none_ready {
+                    self.poll_as(wait, began)
+                } else {
+                    self.poll(Some(Duration::ZERO))
+                }
             }
         };
         self.now = Time::now();

@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use crate::clock::Time;
 use crate::driver::sys::stream;
-use crate::driver::{AcceptMode, Key, ListenerId, SEND_BATCH};
+use crate::driver::{AcceptMode, Driver, Key, ListenerId, SEND_BATCH, Wait};
 
 use super::slots::State;
 use super::user_data::Source;
@@ -113,6 +114,25 @@ impl EpollDriver {
             }
         }
         Ok(())
+    }
+
+    /// Asks what is ready, waiting as it is told since `began`: looking first, or, once something is ready, for more
+    /// to become so.
+    pub(super) fn poll_as(&mut self, wait: Wait, began: Time) -> io::Result<()> {
+        let spin = wait.spin();
+        while Time::now().since(began) < spin {
+            self.poll(Some(Duration::ZERO))?;
+            if self.has_events() {
+                return Ok(());
+            }
+        }
+        self.poll(wait.less(Time::now().since(began)).timeout)?;
+        let gather = wait.gather().saturating_sub(Time::now().since(began));
+        if gather.is_zero() || !self.has_events() {
+            return Ok(());
+        }
+        std::thread::sleep(gather);
+        self.poll(Some(Duration::ZERO))
     }
 
     /// Sends what the socket takes of a connection's chain, if it may take something.

@@ -114,7 +114,7 @@ use crate::metrics::Counters;
 use super::sys;
 use super::{
     AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Feature, Key,
-    ListenConfig, ListenerId, Listening, Multishot, Native, SetupError, Socket,
+    ListenConfig, ListenerId, Listening, Multishot, Native, SetupError, Socket, Wait,
 };
 
 use datagram::DatagramOps;
@@ -240,7 +240,7 @@ impl IocpDriver {
     }
 
     /// Takes packets; waits for the first one if there is nothing else to do.
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn harvest(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let busy = self.has_events() || !self.later.is_empty();
         let timeout = if busy { Some(Duration::ZERO) } else { timeout };
         // What was not taken yet comes first; there is no room behind it.
@@ -252,6 +252,29 @@ impl IocpDriver {
         }
         self.waits += 1;
         self.work.append(&mut self.later);
+        Ok(())
+    }
+
+    /// Takes what is there, waiting as it is told since `began`: looking first, or, once something is there, for more
+    /// to come, in the whole milliseconds that this system sleeps for.
+    fn harvest_as(&mut self, wait: Wait, began: Time) -> io::Result<()> {
+        let busy = self.has_events() || !self.later.is_empty();
+        if busy || wait.is_look() {
+            return self.harvest(Some(Duration::ZERO));
+        }
+        let spin = wait.spin();
+        while Time::now().since(began) < spin {
+            self.harvest(Some(Duration::ZERO))?;
+            if self.has_events() {
+                return Ok(());
+            }
+        }
+        self.harvest(wait.less(Time::now().since(began)).timeout)?;
+        let gather = wait.gather().saturating_sub(Time::now().since(began)).as_millis() as u64;
+        if gather > 0 && self.has_events() {
+            // What comes meanwhile is taken by the next wait, which finds it there.
+            std::thread::sleep(Duration::from_millis(gather));
+        }
         Ok(())
     }
 }
@@ -453,10 +476,10 @@ impl Driver for IocpDriver {
         self.begin_close(key, how);
     }
 
-    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn submit_and_wait(&mut self, wait: impl Into<Wait>) -> io::Result<()> {
         let began = Time::now();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
-        let result = self.wait(timeout);
+        let result = self.harvest_as(wait.into(), began);
         self.now = Time::now();
         self.counters.parked_ns.add(self.now.since(began).as_nanos() as u64);
         result

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::event::{AcceptMode, CloseHow, Event, Key, ListenerId, Multishot, RecvEnd, Socket};
 use super::super::{
-    Addresses, DATAGRAM_SENDS, Datagram, DatagramConfig, Driver, ListenConfig, Listening, Waker,
+    Addresses, DATAGRAM_SENDS, Datagram, DatagramConfig, Driver, ListenConfig, Listening, Wait, Waker,
     check_datagram_room,
 };
 use super::control::{Number, is_unix};
@@ -475,10 +475,12 @@ impl Driver for SimDriver {
         });
     }
 
-    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn submit_and_wait(&mut self, wait: impl Into<Wait>) -> io::Result<()> {
+        let wait = wait.into();
         self.now = self.with(|world, ring| {
-            let until = timeout.map(|timeout| world.now + timeout);
+            let until = wait.timeout.map(|timeout| world.now + timeout);
             world.enter(ring, until);
+            world.rings[ring].gather = (world.now + wait.gather(), wait.batch);
             world.now
         });
         Ok(())

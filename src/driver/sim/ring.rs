@@ -222,6 +222,8 @@ pub(crate) struct Ring {
     pub(crate) next_socket: i32,
     /// When the last wait would have ended without a completion.
     pub(crate) wait_until: Option<Time>,
+    /// Until when, and for how many completions, the wait goes on although there are some.
+    pub(crate) gather: (Time, u32),
     /// The last wait found nothing: its thread sleeps.
     pub(crate) asleep: bool,
     pub(crate) woken: Arc<AtomicBool>,
@@ -250,6 +252,7 @@ impl Ring {
             loose: BTreeMap::new(),
             next_socket: 0,
             wait_until: None,
+            gather: (Time::ZERO, 1),
             asleep: false,
             woken: Arc::default(),
             in_flight: 0,
@@ -294,12 +297,24 @@ impl Ring {
 
     /// Whether the thread that waits on this ring has something to do at `now`.
     pub(crate) fn is_due(&self, now: Time) -> bool {
+        let (until, batch) = self.gather;
+        let found = self.found();
         !self.asleep
-            || !self.cq.is_empty()
-            || !self.work.is_empty()
             || !self.sq.is_empty()
-            || self.woken.load(Ordering::Acquire)
+            || found >= batch as usize
+            || found > 0 && until <= now
             || self.wait_until.is_some_and(|until| until <= now)
+    }
+
+    /// When that thread will have something to do, whatever else happens; `None`: perhaps never.
+    pub(crate) fn alarm(&self) -> Option<Time> {
+        let gathered = (self.found() > 0).then_some(self.gather.0);
+        self.wait_until.into_iter().chain(gathered).min()
+    }
+
+    /// What a wait would find.
+    fn found(&self) -> usize {
+        self.cq.len() + self.work.len() + usize::from(self.woken.load(Ordering::Acquire))
     }
 
     pub(crate) fn slot_mut(&mut self, key: Key) -> Option<&mut Slot> {

@@ -51,7 +51,7 @@ use crate::metrics::Counters;
 use super::sys::{self, RawAddress};
 use super::{
     AcceptMode, Addresses, CloseHow, Datagram, DatagramConfig, Driver, DriverInfo, Event, Key, ListenConfig,
-    ListenerId, Listening, Multishot, Native, SetupError, Socket,
+    ListenerId, Listening, Multishot, Native, SetupError, Socket, Wait,
 };
 
 use buf_ring::BufRing;
@@ -188,7 +188,7 @@ impl UringDriver {
                 return held;
             }
             let wait = if held == 0 { Duration::ZERO } else { left };
-            if self.submission.enter(Some(wait), &self.counters).is_err() {
+            if self.submission.enter(Some(wait), 1, Duration::ZERO, &self.counters).is_err() {
                 return held;
             }
         }
@@ -244,6 +244,7 @@ impl Native for UringDriver {
             table,
             no_iowait,
             install,
+            min_wait,
             mut features,
             warnings,
         } = setup::parts(config, memlock)?;
@@ -261,7 +262,7 @@ impl Native for UringDriver {
             "switched off: one accept operation each",
         ));
         let mut driver = Self {
-            submission: Submission::new(ring, no_iowait),
+            submission: Submission::new(ring, no_iowait, min_wait),
             buf_ring,
             recv_mode,
             multishot_accept,
@@ -524,13 +525,13 @@ impl Driver for UringDriver {
         }
     }
 
-    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn submit_and_wait(&mut self, wait: impl Into<Wait>) -> io::Result<()> {
         if let Some(buf_ring) = &mut self.buf_ring {
             buf_ring.lend(&self.memory.pool);
         }
         let began = submit::clock();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
-        let result = self.submission.enter(timeout, &self.counters);
+        let result = self.submission.wait(wait.into(), &self.counters);
         self.now = submit::clock();
         self.counters.parked_ns.add(self.now.since(began).as_nanos() as u64);
         result

@@ -50,6 +50,8 @@ pub(super) struct Parts {
     /// Entries of the descriptor table; 0 when sockets are ordinary descriptors.
     pub(super) table: u32,
     pub(super) no_iowait: bool,
+    /// The kernel can wait for several completions for a time, and then for one.
+    pub(super) min_wait: bool,
     /// A socket of the descriptor table can be given an ordinary descriptor.
     pub(super) install: bool,
     pub(super) features: Vec<Feature>,
@@ -132,6 +134,10 @@ fn best_ring(config: &WorkerConfig, features: &mut Vec<Feature>) -> Result<IoUri
         }
         if no_sqarray {
             builder.setup_no_sqarray();
+        }
+        if config.wait.may_spin() {
+            // Without the flag, looking whether there is something to do would be a system call.
+            builder.setup_taskrun_flag();
         }
         match builder.build(config.sq_entries) {
             Ok(ring) => {
@@ -249,6 +255,20 @@ pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
         "not offered (needs 6.15): an idle worker shows as iowait in statistics",
     ));
 
+    let min_wait = ring.params().is_feature_min_timeout() && config.uring.min_wait;
+    if config.wait.may_gather() {
+        features.push(feature(
+            "MIN_WAIT",
+            min_wait,
+            "the kernel waits for several completions for a time, and then for one (6.12)",
+            if config.uring.min_wait {
+                "not offered (needs 6.12): once it was woken the worker sleeps for the rest of the delay"
+            } else {
+                "switched off: once it was woken the worker sleeps for the rest of the delay"
+            },
+        ));
+    }
+
     let registered = ring.submitter().register_ring_fd();
     features.push(feature(
         "REGISTERED_RING",
@@ -304,7 +324,7 @@ pub(super) fn parts(config: &WorkerConfig, memlock: Option<u64>) -> Result<Parts
             ),
         });
     }
-    Ok(Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, install, features, warnings })
+    Ok(Parts { ring, buf_ring, recv_mode, memory, table, no_iowait, min_wait, install, features, warnings })
 }
 
 /// The ring that receive buffers are lent through, unless it is switched off or refused.

@@ -9,8 +9,8 @@ use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, types};
 
 use crate::clock::Time;
-use crate::driver::Key;
 use crate::driver::sys::RawAddress;
+use crate::driver::{Key, Wait};
 use crate::metrics::Counters;
 
 use super::user_data::{Kind, encode};
@@ -28,6 +28,9 @@ struct Scratch {
 
 /// How often a full queue is given to the kernel in a row until that counts as a failure.
 const FLUSH_ATTEMPTS: usize = 1000;
+
+/// Pauses of the processor between two looks at the clock; one takes some tens of nanoseconds.
+const LOOKS_PER_CLOCK: u32 = 4;
 
 /// Messages with several vectors that one submission may hold before it is flushed early.
 const SCRATCH_MESSAGES: usize = 256;
@@ -53,6 +56,8 @@ pub(super) struct Submission {
     pub(super) ring: IoUring,
     scratch: Scratch,
     enter_flags: u32,
+    /// The kernel can wait for several completions for a time, and then for one.
+    min_wait: bool,
     /// Completions that had to be taken early, because the kernel submits nothing while it has no room
     /// for them; they come before those in the queue.
     spill: Vec<io_uring::cqueue::Entry>,
@@ -63,7 +68,7 @@ pub(super) struct Submission {
 }
 
 impl Submission {
-    pub(super) fn new(ring: IoUring, no_iowait: bool) -> Self {
+    pub(super) fn new(ring: IoUring, no_iowait: bool, min_wait: bool) -> Self {
         let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
         if no_iowait {
             flags |= EnterFlags::NO_IOWAIT;
@@ -72,6 +77,7 @@ impl Submission {
             ring,
             scratch: Scratch::new(),
             enter_flags: flags.bits(),
+            min_wait,
             spill: Vec::new(),
             failed: None,
             installs: 0,
@@ -186,18 +192,75 @@ impl Submission {
         !self.spill.is_empty()
     }
 
-    /// Submits everything and waits for one completion, at most `timeout`.
-    pub(super) fn enter(&mut self, timeout: Option<Duration>, counters: &Counters) -> io::Result<()> {
+    /// Submits everything and waits as it is told.
+    #[inline]
+    pub(super) fn wait(&mut self, wait: Wait, counters: &Counters) -> io::Result<()> {
+        if wait.is_look() || wait.spin.is_zero() && wait.gather.is_zero() {
+            return self.enter(wait.timeout, 1, Duration::ZERO, counters);
+        }
+        self.wait_long(wait, counters)
+    }
+
+    /// A wait that looks first, or is for several completions.
+    fn wait_long(&mut self, wait: Wait, counters: &Counters) -> io::Result<()> {
+        let began = clock();
+        let spin = wait.spin();
+        if !spin.is_zero() {
+            if !self.ring.submission().is_empty() {
+                self.enter(Some(Duration::ZERO), 0, Duration::ZERO, counters)?;
+            }
+            loop {
+                if !self.ring.completion().is_empty() || self.has_spill() {
+                    return Ok(());
+                }
+                let submission = self.ring.submission();
+                let work = submission.taskrun() || submission.cq_overflow();
+                drop(submission);
+                if work {
+                    self.enter(Some(Duration::ZERO), 0, Duration::ZERO, counters)?;
+                    continue;
+                }
+                if clock().since(began) >= spin {
+                    break;
+                }
+                for _ in 0..LOOKS_PER_CLOCK {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        let left = wait.less(clock().since(began));
+        let gather = left.gather();
+        if self.min_wait || gather.is_zero() {
+            return self.enter(left.timeout, if gather.is_zero() { 1 } else { wait.batch }, gather, counters);
+        }
+        self.enter(left.timeout, 1, Duration::ZERO, counters)?;
+        let gather = wait.gather().saturating_sub(clock().since(began));
+        if gather.is_zero() || self.ring.completion().len() >= wait.batch as usize {
+            return Ok(());
+        }
+        std::thread::sleep(gather);
+        self.enter(Some(Duration::ZERO), 0, Duration::ZERO, counters)
+    }
+
+    /// Submits everything and waits for `wanted` completions while `gather` lasts, then for one, at most `timeout`.
+    pub(super) fn enter(
+        &mut self,
+        timeout: Option<Duration>,
+        wanted: u32,
+        gather: Duration,
+        counters: &Counters,
+    ) -> io::Result<()> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
         let queued = self.ring.submission().len() as u32;
-        let wanted = u32::from(timeout != Some(Duration::ZERO));
+        let wanted = if timeout == Some(Duration::ZERO) { 0 } else { wanted };
         let spec = timeout.filter(|timeout| !timeout.is_zero()).map(Timespec::from);
         let args = match &spec {
             Some(spec) => SubmitArgs::new().timespec(spec),
             None => SubmitArgs::new(),
         };
+        let args = args.min_wait_usec(gather.as_micros() as u32);
         counters.enters.add(1);
         // SAFETY: the arguments outlive the call; the queue's entries are sound (see `push`).
         let entered = unsafe { self.ring.submitter().enter(queued, wanted, self.enter_flags, Some(&args)) };

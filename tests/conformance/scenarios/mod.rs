@@ -15,3 +15,4 @@ pub mod reuse;
 pub mod shutdown;
 pub mod stream;
 pub mod time;
+pub mod waiting;

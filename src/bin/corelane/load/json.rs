@@ -81,6 +81,7 @@ pub struct Worker {
     pub cpu: Option<usize>,
     pub descriptors: String,
     pub max_connections: u32,
+    pub wait: String,
 }
 
 impl Environment {
@@ -117,6 +118,7 @@ impl Environment {
                     cpu: worker.cpu,
                     descriptors: format!("{:?}", worker.descriptors).to_lowercase(),
                     max_connections: worker.max_connections,
+                    wait: worker.wait.to_string(),
                 })
                 .collect();
             environment.warnings.clone_from(&info.warnings);

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use corelane::{Backend, Signals};
+use corelane::{Backend, Signals, WaitPolicy};
 
 use self::plan::{Content, Overlap, Phase, Plan, Schedule, Traffic};
 use self::threshold::Condition;
@@ -159,6 +159,11 @@ pub struct Common {
     #[arg(long, value_name = "TIER", value_enum, default_value = "handler")]
     tier: Tier,
 
+    /// How the generator waits when there is nothing to do: block, spin=50us, coalesce=200us (or =200us,32: at most so many
+    /// completions), adaptive=1ms; what each costs and brings is in benches/README.md
+    #[arg(long, value_name = "HOW", default_value = "block", value_parser = units::wait)]
+    wait: WaitPolicy,
+
     /// Threads of the generator
     #[arg(long, default_value = "1", value_parser = units::positive_u32, allow_hyphen_values = true, value_name = "N")]
     workers: u32,
@@ -216,6 +221,7 @@ pub fn main(load: Load, signals: Signals) -> Result<ExitCode, Failure> {
     let options = run::Options {
         backend: common.backend,
         tier: common.tier,
+        wait: common.wait,
         workers: common.workers as usize,
         cpus: common.cpus.as_ref().map(|list| list.0.clone()).unwrap_or_default(),
         server_pid: common.server_pid,

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use corelane::{Backend, Runtime, Signals, Snapshot, Time, WorkerConfig};
+use corelane::{Backend, Runtime, Signals, Snapshot, Time, WaitPolicy, WorkerConfig};
 
 use super::engine::Engine;
 use super::handler::{Command, Event, Generator, Spares};
@@ -25,6 +25,8 @@ pub struct Options {
     pub backend: Backend,
     /// How it is written.
     pub tier: Tier,
+    /// How it waits.
+    pub wait: WaitPolicy,
     /// Worker threads.
     pub workers: usize,
     /// Cores to pin them to.
@@ -203,6 +205,7 @@ fn start(
         auto_pause: false,
         close_timeout: Duration::from_secs(1),
         timer_slack: Some(Duration::from_nanos(1)),
+        wait: options.wait,
         ..WorkerConfig::default()
     };
     config.send_limit = config.send_limit.max(u32::try_from(largest * 2).unwrap_or(u32::MAX));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use corelane::{Backend, Builder, Descriptors, ListenerConfig, Runtime, RuntimeInfo, ShutdownReport};
-use corelane::{Signals, Snapshot, StartError, WorkerConfig};
+use corelane::{Signals, Snapshot, StartError, WaitPolicy, WorkerConfig};
 use serde::Serialize;
 
 use crate::load::json::{Environment, Tool};
@@ -68,6 +68,11 @@ pub struct Serve {
     /// How it is written: as callbacks, or as async tasks
     #[arg(long, value_name = "TIER", value_enum, default_value = "handler")]
     tier: Tier,
+
+    /// How it waits when there is nothing to do: block, spin=50us, coalesce=200us (or =200us,32: at most so many
+    /// completions), adaptive=1ms; what each costs and brings is in benches/README.md
+    #[arg(long, value_name = "HOW", default_value = "block", value_parser = units::wait)]
+    wait: WaitPolicy,
 
     /// Worker threads, each with its own ring [default: 1, or one per core of --cpus or --pin]
     #[arg(long, value_name = "N", value_parser = units::positive_u32, allow_hyphen_values = true)]
@@ -371,6 +376,7 @@ impl Serve {
                 DescriptorKind::Direct => Descriptors::Direct,
                 DescriptorKind::Fd => Descriptors::Fd,
             },
+            wait: self.wait,
             ..WorkerConfig::default()
         };
         if let Some(Buffers { size, count }) = self.buffers {
