@@ -12,7 +12,7 @@ CELLS = [
 ]
 
 
-def run(tool, kind, load, options, check):
+def run(tool, kind, load, options, check, seconds=3):
     """One run, with the server on core 0 and the load generator on core 1; what it measured."""
     server = subprocess.Popen(
         [tool, "serve", kind, "--listen", "127.0.0.1:0", *options, "--cpus", "0",
@@ -21,9 +21,9 @@ def run(tool, kind, load, options, check):
     try:
         target = server.stdout.readline().removeprefix("listening on ").strip()
         done = subprocess.run(
-            [tool, "load", *load, "--target", target, "-d", "3s", "--warmup", "500ms", "--cpus", "1",
+            [tool, "load", *load, "--target", target, "-d", f"{seconds}s", "--warmup", "500ms", "--cpus", "1",
              "--json", "-", "--quiet", "--server-pid", str(server.pid)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60)
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60 + seconds)
         report = json.loads(done.stdout)
         server.stdin.close()
         counters = json.loads(server.stdout.read())

@@ -13,7 +13,7 @@ use crate::config::ConfigError;
 /// pays within a limit ([`Adaptive`](Self::Adaptive)). A worker that is busy never waits, so under full load all
 /// four are the same. What each setting costs and brings is measured in `benches/README.md`.
 ///
-/// Timers are not delayed by any of them. What other threads send to a worker counts as a completion.
+/// Timers are not delayed by any of them, nor is accepting connections. What other threads send to a worker counts as a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitPolicy {

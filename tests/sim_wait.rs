@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use corelane::sim::{Peer, Sim};
-use corelane::{Time, WaitPolicy, WorkerConfig};
+use corelane::{ListenerConfig, Time, WaitPolicy, WorkerConfig};
 use sim_common::*;
 
 /// When each message was handed to the handler.
@@ -156,5 +156,22 @@ fn echoes_are_whole_however_it_waits() {
         sim.run_until(MINUTE, || !worker.is_running()).unwrap_or_else(|stuck| panic!("{wait}: {stuck}"));
         let report = worker.report().expect("it ended");
         assert_eq!((report.ops_in_kernel, report.buffers_outstanding), (0, 0), "seed {seed}, {wait}");
+    }
+}
+
+#[test]
+fn a_queue_of_connections_is_accepted_without_delay() {
+    for seed in seeds(30) {
+        let sim = exact(seed);
+        let log = Log::default();
+        let wait = WaitPolicy::Coalesce { max_delay: millis(100), batch: 1000 };
+        // Single accepts, one after the other: there is never room for two full queues.
+        let config = WorkerConfig { wait, max_connections: 40, ..small_on(seed) };
+        let listeners = [ListenerConfig { backlog: 64, ..listener() }];
+        let worker = sim.worker(config, &listeners, Probe::new(&log)).expect("it works");
+        let _peers: Vec<Peer> = (0..40).map(|_| sim.connect(addr())).collect();
+        sim.run_until(SECOND, || worker.connections() == 40).unwrap_or_else(|stuck| panic!("{stuck}"));
+        let took = sim.now().since(Time::ZERO);
+        assert!(took < millis(250), "seed {seed}: {took:?}");
     }
 }

@@ -22,6 +22,12 @@ impl Wait {
         Self { timeout, spin: Duration::ZERO, gather: Duration::ZERO, batch: 1 }
     }
 
+    /// The same, but one completion ends it at once: what is under way is half done, and should not wait twice.
+    #[inline]
+    pub(crate) fn for_one(self) -> Self {
+        Self { gather: Duration::ZERO, batch: 1, ..self }
+    }
+
     /// Whether it does not wait at all.
     #[inline]
     pub(crate) fn is_look(&self) -> bool {

@@ -88,6 +88,8 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     core: Box<Core<H::Conn, H::Message>>,
     handler: H,
     pace: Pace,
+    /// Connections accepted when the last turn began.
+    accepted_before: u64,
     acceptors: Vec<Acceptor>,
     /// Whether the driver cannot accept many with one operation as it is wanted here.
     once_only: bool,
@@ -136,6 +138,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             core,
             handler,
             pace,
+            accepted_before: 0,
             acceptors,
             once_only,
             waiting: VecDeque::with_capacity(64),
@@ -167,7 +170,12 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             self.settle();
         }
         let timeout = self.patience();
-        let wait = self.pace.plan(timeout);
+        let mut wait = self.pace.plan(timeout);
+        // Who waits in a listener's queue is accepted one after the other, and each would wait for others.
+        let accepted = self.core.counters.accepted.get();
+        if std::mem::replace(&mut self.accepted_before, accepted) != accepted {
+            wait.gather = Duration::ZERO;
+        }
         let began = match self.pace {
             Pace::Adaptive(_) if !wait.is_look() => Some(self.driver.clock()),
             _ => None,

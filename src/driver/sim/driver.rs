@@ -191,6 +191,9 @@ impl SimDriver {
     fn take_event(&mut self) -> Option<Event> {
         let knows_peer = self.knows_peer();
         self.with(|world, ring| {
+            if world.rings[ring].gathering {
+                return None;
+            }
             loop {
                 let cqe = world.rings[ring].cq.pop_front()?;
                 world.rings[ring].counters.cqes.add(1);
@@ -479,8 +482,12 @@ impl Driver for SimDriver {
         let wait = wait.into();
         self.now = self.with(|world, ring| {
             let until = wait.timeout.map(|timeout| world.now + timeout);
+            let now = world.now;
+            let before = &mut world.rings[ring];
+            let still = before.asleep && before.wait_until.is_none_or(|until| until > now);
+            let wait = if std::mem::take(&mut before.midway) { wait.for_one() } else { wait };
             world.enter(ring, until);
-            world.rings[ring].gather = (world.now + wait.gather(), wait.batch);
+            world.rings[ring].gather(now, &wait, still);
             world.now
         });
         Ok(())
@@ -491,7 +498,7 @@ impl Driver for SimDriver {
     }
 
     fn has_events(&self) -> bool {
-        self.with(|world, ring| !world.rings[ring].cq.is_empty())
+        self.with(|world, ring| !world.rings[ring].gathering && !world.rings[ring].cq.is_empty())
     }
 
     fn in_flight(&self) -> usize {
@@ -501,6 +508,7 @@ impl Driver for SimDriver {
     /// Virtual time passes here, up to `patience`, while other workers stand still.
     fn finish(mut self, patience: Duration) -> usize {
         let limit = self.world.borrow().now + patience;
+        self.with(|world, ring| world.rings[ring].gathering = false);
         self.with(|world, ring| world.release_buffers(ring, None));
         self.with(World::cancel_all);
         loop {

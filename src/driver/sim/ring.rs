@@ -14,8 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::Datagram;
 use super::super::event::{AcceptMode, CloseHow, Key, ListenerId, Socket};
+use super::super::{Datagram, Wait};
 use super::control::Number;
 use super::errno;
 use super::script::{Place, Strike};
@@ -224,6 +224,10 @@ pub(crate) struct Ring {
     pub(crate) wait_until: Option<Time>,
     /// Until when, and for how many completions, the wait goes on although there are some.
     pub(crate) gather: (Time, u32),
+    /// It does go on: what is there is not to be seen yet.
+    pub(crate) gathering: bool,
+    /// A receive of two steps has taken the first.
+    pub(crate) midway: bool,
     /// The last wait found nothing: its thread sleeps.
     pub(crate) asleep: bool,
     pub(crate) woken: Arc<AtomicBool>,
@@ -253,6 +257,8 @@ impl Ring {
             next_socket: 0,
             wait_until: None,
             gather: (Time::ZERO, 1),
+            gathering: false,
+            midway: false,
             asleep: false,
             woken: Arc::default(),
             in_flight: 0,
@@ -304,6 +310,18 @@ impl Ring {
             || found >= batch as usize
             || found > 0 && until <= now
             || self.wait_until.is_some_and(|until| until <= now)
+    }
+
+    /// Notes for how long, and for how many completions, a wait goes on although there are some. Here every turn
+    /// enters anew; if the last one left the thread asleep, this is still the wait that it began.
+    pub(crate) fn gather(&mut self, now: Time, wait: &Wait, still: bool) {
+        let found = self.found();
+        if !still || found == 0 {
+            self.gather = (now + wait.gather(), wait.batch);
+        }
+        let (until, batch) = self.gather;
+        self.gathering = found > 0 && found < batch as usize && now < until && !wait.is_look();
+        self.asleep |= self.gathering;
     }
 
     /// When that thread will have something to do, whatever else happens; `None`: perhaps never.

@@ -119,6 +119,7 @@ impl World {
                 } else {
                     // The poll is over; the receive is submitted by the next wait.
                     this.polled = true;
+                    self.rings[ring].midway = true;
                     self.wake_op(ring, op);
                 }
             }

@@ -98,6 +98,8 @@ pub(crate) struct UringDriver {
     wake_value: Box<AtomicU64>,
     wake_armed: bool,
     in_flight: usize,
+    /// A receive of two steps has taken the first: its data must not wait to be gathered once more.
+    midway: bool,
     direct: bool,
     /// A socket of the descriptor table can be given an ordinary descriptor.
     install: bool,
@@ -284,6 +286,7 @@ impl Native for UringDriver {
             wake_value: Box::new(AtomicU64::new(0)),
             wake_armed: false,
             in_flight: 0,
+            midway: false,
             direct: table > 0,
             install,
             peer_addresses: config.peer_addresses,
@@ -531,7 +534,9 @@ impl Driver for UringDriver {
         }
         let began = submit::clock();
         self.counters.busy_ns.add(began.since(self.now).as_nanos() as u64);
-        let result = self.submission.wait(wait.into(), &self.counters);
+        let wait = wait.into();
+        let wait = if std::mem::take(&mut self.midway) { wait.for_one() } else { wait };
+        let result = self.submission.wait(wait, &self.counters);
         self.now = submit::clock();
         self.counters.parked_ns.add(self.now.since(began).as_nanos() as u64);
         result

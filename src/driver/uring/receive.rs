@@ -120,6 +120,7 @@ impl UringDriver {
             };
             let entry = entry.flags(libc::MSG_DONTWAIT).build().user_data(encode(Kind::Recv, key));
             self.submission.push(&entry, &self.counters);
+            self.midway = true;
             return None;
         }
         self.in_flight = self.in_flight.saturating_sub(1);
