@@ -48,7 +48,8 @@
 //! | `world.rs` | clock, agenda, listeners |
 //! | `net.rs` | who reaches whom and how fast; repetition, giving up, stalls |
 //! | `tcp.rs` | handshake, data, FIN, RST |
-//! | `ring.rs` | submissions, task work, completions and their order |
+//! | `ring.rs` | what a ring consists of; when its thread has something to do |
+//! | `operate.rs` | submissions, task work, completions and their order |
 //! | `transfer.rs` | accepting, receiving and sending |
 //! | `control.rs` | listeners made at run time, addresses, options, Unix streams |
 //! | `datagram.rs` | datagram sockets |
@@ -77,6 +78,7 @@ mod driver;
 mod errno;
 mod faults;
 mod net;
+mod operate;
 mod peer;
 mod ring;
 mod rng;
