@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 toolchain=${TOOLCHAIN:-nightly}
 cargo "+$toolchain" --version
 suite=()
-for file in tests/uring_*.rs tests/promises_*.rs tests/sim_*.rs; do
+for file in tests/uring_*.rs tests/promises_*.rs tests/sim_*.rs tests/task_*.rs; do
     suite+=(--test "$(basename "$file" .rs)")
 done
 skipped=(

@@ -5,11 +5,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 suite=()
-for file in tests/uring_*.rs tests/promises_*.rs tests/sim_*.rs tests/conformance; do
+for file in tests/uring_*.rs tests/promises_*.rs tests/sim_*.rs tests/task_*.rs tests/conformance; do
     case $file in
         # Allocations and kernel entries of millions of messages, with a patience that four mprotect calls a
         # message exceed. The same code runs in the other tests.
-        tests/promises_zero_alloc.rs) ;;
+        tests/promises_zero_alloc.rs | tests/promises_task_alloc.rs) ;;
         *) suite+=(--test "$(basename "$file" .rs)") ;;
     esac
 done
