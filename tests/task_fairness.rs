@@ -297,3 +297,30 @@ fn extremes_of_time_neither_panic_nor_spin() {
     let report = runtime.shutdown(Duration::ZERO).expect("it ends");
     assert_eq!(report.tasks_dropped, 3, "{report}");
 }
+
+#[test]
+fn a_combinator_polls_each_of_many_ready_futures_a_few_times() {
+    const MANY: u64 = 20_000;
+    let polls = Rc::new(Cell::new(0));
+    let counted = polls.clone();
+    let outcome = block_on(async move {
+        let ready = sleep_until(now());
+        let mut all: FuturesUnordered<_> = (0..MANY)
+            .map(|_| {
+                let polls = counted.clone();
+                let mut future = Box::pin(sleep_until(ready.deadline()));
+                poll_fn(move |cx| {
+                    polls.set(polls.get() + 1);
+                    future.as_mut().poll(cx)
+                })
+            })
+            .collect();
+        let mut done = 0;
+        while all.next().await.is_some() {
+            done += 1;
+        }
+        done
+    });
+    assert_eq!(outcome.expect("it runs"), MANY);
+    assert!(polls.get() < 3 * MANY, "{} polls", polls.get());
+}

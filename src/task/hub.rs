@@ -145,7 +145,11 @@ impl Hub {
     pub(crate) fn poll_budget(&self, cx: &Context<'_>) -> Poll<()> {
         let left = self.budget.get();
         if left == 0 {
-            self.wake_next_turn(cx);
+            self.tasks.put_off();
+            // A combinator polls again only what was woken, and gives way when what it polls wakes itself.
+            if !self.tasks.is_current(cx.waker()) {
+                cx.waker().wake_by_ref();
+            }
             return Poll::Pending;
         }
         self.budget.set(left - 1);
@@ -286,7 +290,7 @@ impl Hub {
         }
         for _ in 0..budget {
             self.budget.set(TASK_BUDGET);
-            if !self.tasks.poll_next() {
+            if !self.tasks.poll_next(&self.woken) {
                 break;
             }
         }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::metrics::Counters;
 
@@ -59,6 +59,9 @@ pub(super) struct Table {
     /// To be polled in this turn.
     ready: RefCell<VecDeque<u32>>,
     closed: Cell<bool>,
+    /// The task that is being polled, and whether it is put off: polled again in the next turn, and not before.
+    current: Cell<Option<TaskName>>,
+    put_off: Cell<bool>,
     counters: Arc<Counters>,
 }
 
@@ -71,6 +74,8 @@ impl Table {
             live: Cell::new(0),
             ready: RefCell::default(),
             closed: Cell::new(false),
+            current: Cell::new(None),
+            put_off: Cell::new(false),
             counters,
         }
     }
@@ -109,8 +114,21 @@ impl Table {
         Some(TaskName::new(self.hub, index, slot.generation))
     }
 
+    /// Has the task that is being polled polled again in the next turn, whoever wakes it before.
+    pub(super) fn put_off(&self) {
+        self.put_off.set(true);
+    }
+
+    /// Whether a waker is that of the task that is being polled, and not of something that it polls.
+    pub(super) fn is_current(&self, waker: &Waker) -> bool {
+        self.current.get().is_some_and(|name| name.waker().will_wake(waker))
+    }
+
     /// Has a task polled in this turn, if the turn's budget allows.
     pub(super) fn make_ready(&self, name: TaskName) {
+        if self.put_off.get() && self.current.get() == Some(name) {
+            return;
+        }
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(name.slot as usize) else { return };
         if slot.task.is_some() && name.is_generation(slot.generation) && !slot.set_queued(true) {
@@ -131,8 +149,8 @@ impl Table {
         !self.ready.borrow().is_empty()
     }
 
-    /// Polls the task that has waited longest. False when there is none.
-    pub(super) fn poll_next(&self) -> bool {
+    /// Polls the task that has waited longest; if it is put off, its waker goes to `later`. False when there is none.
+    pub(super) fn poll_next(&self, later: &RefCell<Vec<Waker>>) -> bool {
         let Some(index) = self.ready.borrow_mut().pop_front() else { return false };
         let (task, name) = {
             let mut slots = self.slots.borrow_mut();
@@ -144,7 +162,13 @@ impl Table {
         };
         let waker = name.waker();
         self.counters.task_polls.add(1);
-        if let Poll::Ready(end) = task.poll(&mut Context::from_waker(&waker)) {
+        self.current.set(Some(name));
+        let polled = task.poll(&mut Context::from_waker(&waker));
+        self.current.set(None);
+        if self.put_off.replace(false) {
+            later.borrow_mut().push(waker);
+        }
+        if let Poll::Ready(end) = polled {
             drop(self.remove(name, end));
             // What nobody waits for is dropped here. Should its destructor panic, that ends nobody else: the
             // task is over, and there is no handle to tell.
@@ -224,7 +248,7 @@ mod tests {
         let first = table.insert(task(1)).expect("open");
         for _ in 0..10_000 {
             let name = table.insert(task(1)).expect("open");
-            while table.poll_next() {}
+            while table.poll_next(&RefCell::default()) {}
             table.make_ready(name);
             assert!(!table.has_ready(), "what has ended is not polled again");
         }
@@ -242,17 +266,25 @@ mod tests {
             table.make_ready(one);
             table.make_ready(other);
         }
-        assert!(table.poll_next() && table.poll_next() && !table.poll_next());
+        assert!(
+            table.poll_next(&RefCell::default())
+                && table.poll_next(&RefCell::default())
+                && !table.poll_next(&RefCell::default())
+        );
         table.make_all_ready();
         table.make_ready(one);
-        assert!(table.poll_next() && table.poll_next() && !table.poll_next());
+        assert!(
+            table.poll_next(&RefCell::default())
+                && table.poll_next(&RefCell::default())
+                && !table.poll_next(&RefCell::default())
+        );
         assert_eq!(table.counters.task_polls.get(), 4);
         // Aborted while it is queued: its place in the queue comes to nothing, or to the slot's next task.
         table.make_ready(other);
         drop(table.remove(other, End::Aborted));
         let next = table.insert(task(1)).expect("open");
         assert_eq!(next.slot, other.slot);
-        assert!(table.poll_next() && !table.poll_next());
+        assert!(table.poll_next(&RefCell::default()) && !table.poll_next(&RefCell::default()));
         assert_eq!((table.len(), table.counters.tasks_aborted.get()), (1, 1));
         table.close();
         assert_eq!((table.len(), table.counters.tasks_aborted.get()), (0, 2));
