@@ -66,6 +66,7 @@
 //! | `driver` | mechanism: `uring`, `epoll`, `iocp` and `sim` behind one trait |
 //! | `buffer` | memory: the arena and its leases ([`Buf`], [`Payload`]) |
 //! | `config` | what can be set: [`WorkerConfig`], [`ListenerConfig`], [`SocketOptions`] |
+//! | `wait` | how a worker waits: [`WaitPolicy`] |
 //! | `metrics` | counters: [`Metrics`], [`Snapshot`] |
 //! | [`task`] | the async tier: executor, as one handler among others |
 //! | [`net`] | sockets for tasks: TCP, UDP, Unix |

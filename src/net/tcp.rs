@@ -41,6 +41,10 @@ pub struct TcpListener {
 impl TcpListener {
     /// Listens on an address: a [`SocketAddr`], its text, or a [`ListenerConfig`] with the options.
     ///
+    /// With [`Sharing::PerWorker`](crate::Sharing::PerWorker), which is the default, other listeners of the same user may share the
+    /// address, so that every worker can bind it; also those of another process. With
+    /// [`Sharing::One`](crate::Sharing::One) it is this listener's alone, and an address in use is an error.
+    ///
     /// # Errors
     /// Of the system, such as an address in use; text that is no address (names are not looked up) and a
     /// configuration that cannot be, as `InvalidInput`.
