@@ -18,6 +18,8 @@ wine() { command -v wine64 || { [ -x /usr/lib/wine/wine64 ] && echo /usr/lib/win
 missing=()
 [ -x /usr/bin/rustc ] || missing+=(rustc-web)
 [ -e /usr/lib/rustlib/src/rust/library/Cargo.toml ] || missing+=(rust-web-src)
+# The standard library makes import libraries even when it is only checked.
+command -v x86_64-w64-mingw32-dlltool >/dev/null || missing+=(binutils-mingw-w64-x86-64)
 if [ "$mode" = test ]; then
     command -v x86_64-w64-mingw32-gcc >/dev/null || missing+=(gcc-mingw-w64-x86-64)
     wine >/dev/null || missing+=(wine64)

@@ -81,6 +81,7 @@ impl WaitPolicy {
     }
 
     /// Whether it may look without sleeping.
+    #[cfg(target_os = "linux")]
     pub(crate) fn may_spin(self) -> bool {
         matches!(self, Self::Spin { .. } | Self::Adaptive { .. })
     }

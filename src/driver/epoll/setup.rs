@@ -46,7 +46,7 @@ pub(super) fn parts(config: &WorkerConfig) -> Result<(Epoll, Memory, DriverInfo)
         ));
     }
     let precise = epoll.nanoseconds();
-    let features = vec![
+    let mut features = vec![
         feature("EPOLLET", true, "one epoll_ctl per connection, however often it becomes ready (2.6)"),
         feature(
             "EPOLL_PWAIT2",
@@ -65,6 +65,10 @@ pub(super) fn parts(config: &WorkerConfig) -> Result<(Epoll, Memory, DriverInfo)
         ),
         feature("DIRECT_DESCRIPTORS", false, "io_uring only: sockets count towards RLIMIT_NOFILE"),
     ];
+    if config.wait.may_gather() {
+        let why = "once it was woken the worker sleeps for the rest of the delay";
+        features.push(feature("MIN_WAIT", false, why));
+    }
     Ok((epoll, memory, DriverInfo { features, warnings, direct: false }))
 }
 

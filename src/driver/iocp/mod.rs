@@ -207,7 +207,7 @@ impl IocpDriver {
                 }
             }
             let left = until.saturating_duration_since(Instant::now());
-            if self.in_flight == 0 || left.is_zero() || self.wait(Some(left)).is_err() {
+            if self.in_flight == 0 || left.is_zero() || self.harvest(Some(left)).is_err() {
                 return self.in_flight;
             }
         }
@@ -327,6 +327,11 @@ impl Native for IocpDriver {
         if config.timer_slack.is_some() {
             warnings.push("timer_slack is ignored: Windows has no such setting of a thread".to_owned());
         }
+        let mut features = features(skip);
+        if config.wait.may_gather() {
+            let why = "once it was woken the worker sleeps for the rest of the delay, in whole milliseconds";
+            features.push(Feature { name: "MIN_WAIT", on: false, why: why.to_owned() });
+        }
         let driver = Self {
             port: Arc::new(port),
             memory,
@@ -352,7 +357,7 @@ impl Native for IocpDriver {
             draining: false,
             finished: false,
         };
-        Ok((driver, DriverInfo { features: features(skip), warnings, direct: false }))
+        Ok((driver, DriverInfo { features, warnings, direct: false }))
     }
 }
 
