@@ -12,11 +12,14 @@ use crate::flow::{Flow, Pattern};
 use crate::usage::{self, Usage};
 
 /// How long the whole of a phase that has to end may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(15);
 const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
 /// A slow reader takes so much, so often: 400 KiB/s.
 const SIP: usize = 4096;
 const SIP_EVERY: Duration = Duration::from_millis(10);
+/// And has at most so much on its way: more than the sockets hold, so that a server without back-pressure shows by its
+/// memory, which is bounded all the same.
+const SLOW_OUTSTANDING: u64 = 16 << 20;
 
 /// Counting, from the end of the warm-up to the end of the window.
 struct Meter<'a> {
@@ -192,7 +195,7 @@ fn closed_loop(plan: &Plan, slow: usize) -> io::Result<String> {
                 }
                 let sip = flow
                     .read_once(&pattern, &mut buffer[..SIP])
-                    .and_then(|_| flow.send_up_to(&pattern, u64::MAX));
+                    .and_then(|_| flow.send_up_to(&pattern, flow.received + SLOW_OUTSTANDING));
                 if let Err(error) = sip {
                     complain(&mut errors, &error);
                     *dead = true;
@@ -227,6 +230,9 @@ fn drain(
 ) -> io::Result<u64> {
     let mut events = Events::with_capacity(1024);
     let end = Instant::now() + PATIENCE;
+    for flow in &flows[fast..] {
+        socket2::SockRef::from(&flow.stream).set_recv_buffer_size(1 << 20)?;
+    }
     loop {
         let mut missing = 0;
         for (index, flow) in flows.iter_mut().enumerate().skip(fast) {
