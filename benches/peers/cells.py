@@ -104,7 +104,9 @@ def by_load(cell, server, tools, seconds, warmup):
         "load_cpu": per_message(load_use["cpu"], rate),
         "load_busy": load_use["cpu"],
         "rate_ratio": report["generator"]["rate_ratio"],
-        "errors": errors["server_total"] + errors["generator_total"],
+        "errors": errors["server_total"],
+        # The tool's own: a message that was sent late because the machine had something else to do, for one.
+        "load_errors": errors["generator_total"],
         "verdict": report["verdict"]["reasons"],
         "peak": machine.memory(server.pid)[1],
     }
@@ -147,6 +149,8 @@ def by_client(cell, server, tools, seconds, warmup, options=None):
         "load_busy": use["cpu"],
         "errors": report["errors"],
         "slow_missing_bytes": report.get("slow_missing_bytes"),
+        # Of those that read at once, how many had no reply at all within the window.
+        "unserved": report.get("unserved_connections"),
         "verdict": [] if messages else ["nothing was answered"],
         # After what the slow readers were owed has been read: memory's peak is then behind the server.
         "peak": machine.memory(server.pid)[1],

@@ -83,7 +83,8 @@ class Bench:
             "schema": "corelane-peers/1",
             "machine": machine.describe(),
             "config": {key: value for key, value in vars(args).items() if key not in ("corelane", "directory", "out")},
-            "cells": [{"name": cell.name, "title": cell.title, "unit": cell.unit, "kind": cell.tool} for cell in self.cells],
+            "cells": [{"name": cell.name, "title": cell.title, "unit": cell.unit, "kind": cell.tool, "fast": cell.connections}
+                      for cell in self.cells],
             "peers": {}, "failures": [], "runs": [], "system_calls": {}, "load_check": [],
         }
 

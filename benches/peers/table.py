@@ -21,6 +21,10 @@ IDLE = [
     ("rest_switches", "context switches/s at rest", False, lambda v: f"{v:.1f}"),
     ("peak", "peak memory, MiB", False, lambda v: f"{v / MIB:.1f}"),
 ]
+# What is a means and no end: a difference here matters when it shows in one of the others.
+MEANS = ("switches", "system_calls", "rest_switches")
+# Differences so small are none, however large the ratio of two small numbers is.
+LEAST = {"switches": 0.01, "system_calls": 0.01, "rest_cpu": 0.05, "rest_switches": 2.0}
 # Nearer to 1 than this is alike, whatever the spread was.
 ALIKE = 0.01
 # With one round there is no spread: only what is further off than this is called a loss.
@@ -53,6 +57,11 @@ class Figures:
         runs = [run for run in self.runs.get((cell, peer), {}).values() if run.get(key) is not None]
         steady = [run for run in runs if run["state"] == self.state(cell)]
         return [run[key] for run in steady or runs], bool(steady)
+
+    def broken(self, cell, peer):
+        """Whether it failed somebody in this cell: what it did for the others is then no feat."""
+        runs = self.runs.get((cell, peer), {}).values()
+        return any(run["errors"] or run.get("unserved") or run.get("slow_missing_bytes") for run in runs)
 
     def ratios(self, cell, peer, key):
         """peer / corelane within each round, in the same state; and whether that could be had."""
@@ -96,31 +105,36 @@ def metrics_of(cell):
     return IDLE if cell["kind"] == "idle" else METRICS
 
 
-def losses(data, figures):
-    lines = ["| cell | what | peer | peer ÷ corelane | peer | corelane | rounds |", "|---|---|---|--:|--:|--:|--:|"]
-    count = 0
+def losses(data, figures, wanted):
+    """One row for each cell and column in which somebody is ahead; the furthest first."""
+    lines = ["| cell | what | corelane | who is ahead: its figure, peer ÷ corelane within a round |", "|---|---|--:|---|"]
     for cell in data["cells"]:
-        for key, column, more, form in metrics_of(cell):
+        calls = data["system_calls"].get(cell["name"], {})
+        for key, column, more, form in [*metrics_of(cell), ("system_calls", "system calls", False, "{:.3f}".format)]:
+            if (key in MEANS) == wanted:
+                continue
             rows = []
             for peer in data["peers"]:
                 if peer in OURS:
                     continue
-                ratios, sure = figures.ratios(cell["name"], peer, key)
-                if ahead(ratios, more):
-                    rows.append((statistics.median(ratios), peer, ratios, sure))
-            for _, peer, ratios, sure in sorted(rows, reverse=more):
-                theirs = median_text(*figures.of(cell["name"], peer, key), form)
-                ours = median_text(*figures.of(cell["name"], BASE, key), form)
-                lines.append(f"| {cell['title']} | {column} | {peer} | {ratio_text(ratios, sure)} | {theirs} | {ours} "
-                             f"| {len(ratios)} |")
-                count += 1
-        calls = data["system_calls"].get(cell["name"], {})
-        for peer, value in sorted(calls.items(), key=lambda item: item[1]):
-            if peer not in OURS and calls.get(BASE) and value < calls[BASE] * (1 - ALONE):
-                lines.append(f"| {cell['title']} | system calls | {peer} | {value / calls[BASE]:.2f} | {value:.4f} "
-                             f"| {calls[BASE]:.4f} | 1 |")
-                count += 1
-    return lines if count else ["None."]
+                if key == "system_calls":
+                    both = peer in calls and calls.get(BASE)
+                    ratios, sure = ([calls[peer] / calls[BASE]] if both else []), True
+                    theirs, ours = [calls.get(peer, 0)], [calls.get(BASE, 0)]
+                else:
+                    ratios, sure = figures.ratios(cell["name"], peer, key)
+                    theirs, ours = figures.of(cell["name"], peer, key)[0], figures.of(cell["name"], BASE, key)[0]
+                if not ratios or not ahead(ratios, more):
+                    continue
+                text = ratio_text(ratios, sure) + (" †" if figures.broken(cell["name"], peer) else "")
+                if abs(statistics.median(theirs) - statistics.median(ours)) > LEAST.get(key, 0):
+                    rows.append((statistics.median(ratios), peer, text, form(statistics.median(theirs))))
+            rows.sort(reverse=more)
+            if rows:
+                ours = form(statistics.median(ours))
+                peers = "; ".join(f"**{peer}** {theirs}, {text}" for _, peer, text, theirs in rows)
+                lines.append(f"| {cell['title']} | {column} | {ours} | {peers} |")
+    return lines if len(lines) > 2 else ["None."]
 
 
 def cell_table(data, figures, cell):
@@ -153,10 +167,16 @@ def cell_table(data, figures, cell):
         states = [run["state"] for run in runs.values()]
         row.append(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))
         row.append(str(sum(run["errors"] for run in runs.values())))
+        unserved = max((run.get("unserved") or 0 for run in runs.values()), default=0)
+        if unserved:
+            row[-1] += f"; up to {unserved} of {cell['fast']} connections had no reply in the window"
         missing = sum(run.get("slow_missing_bytes") or 0 for run in runs.values())
         if missing:
             row[-1] += f"; {missing / MIB:,.0f} MiB never came back to the slow readers"
         lines.append(f"| {' | '.join(row)} |")
+    own = sum(run.get("load_errors") or 0 for where in figures.runs if where[0] == name for run in figures.runs[where].values())
+    if own:
+        lines += ["", f"The load tool counted {own} errors of its own (messages that it sent late, mostly)."]
     reasons = {f"{peer}: {reason}" for (where, peer), runs in figures.runs.items() if where == name
                for run in runs.values() for reason in run.get("verdict") or []}
     if reasons:
@@ -227,7 +247,10 @@ def render(data):
         lines += ["**A quick run: it shows that everything works, its figures mean nothing.**", ""]
     lines += ["## Losses first", "",
               "Every cell and column in which a peer is ahead of corelane (callbacks, io_uring) in every round and by more than half of what "
-              f"the rounds differ (with one round: by more than {ALONE:.0%}).", "", *losses(data, figures), ""]
+              f"the rounds differ (with one round: by more than {ALONE:.0%}). The floor is not a peer, and is listed all the same. † failed some connections of the cell.", "",
+              *losses(data, figures, True), "",
+              "The same for what is a means and no end (context switches and system calls per message; differences below 0.01 left out):", "",
+              *losses(data, figures, False), ""]
     lines += ["## Who takes part", "", *who(data), ""]
     if data["failures"]:
         lines += ["## What failed", ""]

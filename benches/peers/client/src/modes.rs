@@ -148,6 +148,7 @@ fn closed_loop(plan: &Plan, slow: usize) -> io::Result<String> {
     let mut meter = Meter::new(plan);
     let mut errors = 0_u64;
     let mut dead = vec![false; flows.len()];
+    let mut served = vec![false; fast];
     let start = Instant::now();
     for (flow, starts) in flows.iter_mut().zip(&mut starts) {
         starts.extend(std::iter::repeat_n(start, plan.pipeline));
@@ -176,6 +177,7 @@ fn closed_loop(plan: &Plan, slow: usize) -> io::Result<String> {
                 for _ in before / size..done {
                     let begun = starts[index].pop_front().expect("a reply follows its message");
                     meter.message(Some(now - begun));
+                    served[index] |= meter.open.is_some();
                     starts[index].push_back(now);
                 }
                 meter.moved(flow.received - before);
@@ -203,7 +205,9 @@ fn closed_loop(plan: &Plan, slow: usize) -> io::Result<String> {
             }
         }
     }
-    let mut more = format!(", \"lost_connections\": {}", dead.iter().filter(|dead| **dead).count());
+    let lost = dead.iter().filter(|dead| **dead).count();
+    let unserved = served.iter().filter(|served| !**served).count();
+    let mut more = format!(", \"lost_connections\": {lost}, \"unserved_connections\": {unserved}");
     if slow > 0 {
         let sent: u64 = flows[fast..].iter().map(|flow| flow.sent).sum();
         let sipped: u64 = flows[fast..].iter().map(|flow| flow.received).sum();

@@ -8,6 +8,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Registry, Token};
 use peer::{BUFFER, Backend, MAX_CONNECTIONS, Options, announce};
 
+/// How often a connection is read in a row.
+const STAY: usize = 32;
+
 const LISTENER: Token = Token(usize::MAX);
 
 struct Connection {
@@ -121,8 +124,19 @@ fn note(connection: &mut Connection, event: &Event) {
     connection.readable |= event.is_readable() || connection.ended;
 }
 
-/// Sends what is left over, then reads and answers once.
+/// Sends what is left over, then reads and answers until there is no more, or others had better have their turn: while
+/// bulk flows, staying with a connection keeps its data in the cache.
 fn echo(connection: &mut Connection, buffer: &mut [u8]) -> Next {
+    for _ in 0..STAY {
+        match echo_once(connection, buffer) {
+            Next::Again => {}
+            other => return other,
+        }
+    }
+    Next::Again
+}
+
+fn echo_once(connection: &mut Connection, buffer: &mut [u8]) -> Next {
     if !connection.unsent.is_empty() {
         match write(&mut connection.stream, &connection.unsent) {
             Ok(sent) if sent == connection.unsent.len() => connection.unsent = Vec::new(),
