@@ -82,11 +82,12 @@ def count_system_calls(pid, seconds):
 
 
 class State:
-    """The machine's state around runs. The state after one run is the state before the next."""
+    """The machine's state around runs. The state after one run is the state before the next, if that comes at once."""
 
     def __init__(self, client):
         self.client = client
         self.best = None
+        self.taken = 0.0
         self.last = self.calibrate()
         self.mark = cpu_times()
 
@@ -94,11 +95,14 @@ class State:
         out = subprocess.run([self.client, "calibrate", "--cpus", "0,1"], stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(out.stdout)
         slower = max(found["compute_ms"])
+        self.taken = time.monotonic()
         self.best = slower if self.best is None else min(self.best, slower)
         return found
 
     def begin(self):
         """Before a run; its own processor time is counted from here."""
+        if time.monotonic() - self.taken > 2:
+            self.last = self.calibrate()
         self.mark = cpu_times()
         return os.times()
 
