@@ -18,7 +18,7 @@ import time
 import cells as all_the_cells
 import machine
 import table
-from servers import PEERS, Server, check_echo
+from servers import PEERS, Server, check_echo, corelane
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -39,7 +39,9 @@ def arguments():
     parser.add_argument("--warmup", type=float, default=0.7)
     parser.add_argument("--rest", type=float, default=5.0, help="how long idle connections are watched")
     parser.add_argument("--retries", type=int, default=2, help="runs repeated when the machine's state moved")
-    parser.add_argument("--corelane-args", default="", help="more options of `corelane serve`, in one argument")
+    parser.add_argument("--corelane-args", default="", help="more options of every `corelane serve`, in one argument")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=OPTIONS",
+                        help="corelane once more, with other options: spin='--wait spin=100us' takes part as corelane-spin")
     parser.add_argument("--no-system-calls", action="store_true", help="leave out the short runs that count them")
     parser.add_argument("--no-load-check", action="store_true", help="leave out the check of the two load tools against each other")
     parser.add_argument("--quick", action="store_true", help="one short round over fewer cells: whether everything works")
@@ -78,11 +80,21 @@ class Bench:
             self.peers = chosen(list(dict.fromkeys([BASE, *args.peers.split(",")])), PEERS, "peer")
         else:
             self.peers = [peer for peer in PEERS if peer.default]
+        for variant in args.variant:
+            name, separator, options = variant.partition("=")
+            if not separator:
+                sys.exit(f"--variant {variant}: expected NAME=OPTIONS")
+            self.peers.append(corelane(f"{BASE}-{name}", *options.split()))
+        missing = {path for path in (self.tools.corelane, self.tools.client,
+                                     *(os.path.join(args.directory, peer.binary) for peer in self.peers if peer.binary != BASE))
+                   if not os.path.exists(path)}
+        if missing:
+            sys.exit(f"not built (the commands are at the top of --help): {', '.join(sorted(missing))}")
         self.state = machine.State(self.tools.client)
         self.data = {
             "schema": "corelane-peers/1",
             "machine": machine.describe(),
-            "config": {key: value for key, value in vars(args).items() if key not in ("corelane", "directory", "out")},
+            "config": {key: value for key, value in vars(args).items() if key not in ("corelane", "directory", "out", "list", "render")},
             "cells": [{"name": cell.name, "title": cell.title, "unit": cell.unit, "kind": cell.tool, "fast": cell.connections}
                       for cell in self.cells],
             "peers": {}, "failures": [], "runs": [], "system_calls": {}, "load_check": [],

@@ -2,7 +2,6 @@
 import statistics
 
 BASE = "corelane"
-OURS = ("corelane", "corelane-async", "corelane-epoll", "corelane-fd")
 MIB = 1024 * 1024
 
 # key, column, whether more is better, format
@@ -115,7 +114,7 @@ def losses(data, figures, wanted):
                 continue
             rows = []
             for peer in data["peers"]:
-                if peer in OURS:
+                if peer.startswith(BASE):
                     continue
                 if key == "system_calls":
                     both = peer in calls and calls.get(BASE)
