@@ -106,26 +106,29 @@ class State:
         self.mark = cpu_times()
         return os.times()
 
-    def end(self, began, server_cpu):
-        """After a run: a label, and what it stands on. `near` and `far` can be compared, each with its like."""
+    def stop(self, began, server_cpu):
+        """When the load has ended and the server is still there: what others than these two took, and the host."""
         busy, steal, total = (after - before for after, before in zip(cpu_times(), self.mark))
         now = os.times()
         # Children that were waited for: the load. The server is still running.
         ours = server_cpu + sum(now[:4]) - sum(began[:4])
-        foreign = max(0.0, busy - ours) / max(total, 1e-9)
+        total = max(total, 1e-9)
+        return {"foreign": round(max(0.0, busy - ours) / total, 4), "steal": round(steal / total, 4)}
+
+    def end(self, used):
+        """When the server is gone, too: a label, and what it stands on. `near` and `far` can be compared, each with its like."""
         before, after = self.last, self.calibrate()
         self.last = after
         places = ["far" if each["round_trip_ns"] > FAR_NS else "near" for each in (before, after)]
         slow = max(*before["compute_ms"], *after["compute_ms"]) / self.best
         label = places[0] if places[0] == places[1] else "moved"
-        if slow > SLOWER or foreign > FOREIGN or steal / max(total, 1e-9) > FOREIGN:
+        if slow > SLOWER or used["foreign"] > FOREIGN or used["steal"] > FOREIGN:
             label = "noisy"
         return {
             "state": label,
             "round_trip_ns": [before["round_trip_ns"], after["round_trip_ns"]],
             "compute": round(slow, 3),
-            "foreign": round(foreign, 4),
-            "steal": round(steal / max(total, 1e-9), 4),
+            **used,
         }
 
 

@@ -132,7 +132,9 @@ class Bench:
         with self.server(peer, cell.mode) as server:
             result = all_the_cells.measure(cell, server, self.tools, args.seconds, args.warmup, args.rest)
             whole = machine.sample(server.pid)
-            state = self.state.end(began, whole[1] if whole else 0.0)
+            used = self.state.stop(began, whole[1] if whole else 0.0)
+        # Without the server: one that is busy at rest would disturb the measurement.
+        state = self.state.end(used)
         run = {"cell": cell.name, "peer": peer.name, "round": turn, "attempt": attempt, **state, **result}
         self.data["runs"].append(run)
         rate = f"{run['rate']:>10,.0f}/s" if run.get("rate") is not None else f"{run['bytes']:>8,.0f} B each"
