@@ -9,7 +9,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use corelane::{Backend, BufferConfig, ConnectConfig, Descriptors, ListenerConfig, Runtime, WorkerConfig};
+use corelane::{
+    Backend, BufferConfig, ConnectConfig, Descriptors, ListenerConfig, Runtime, WaitPolicy, WorkerConfig,
+};
 use support::*;
 
 use std::io::Write;
@@ -177,6 +179,28 @@ fn a_slow_reader_pauses_its_own_receiving_only() {
     drop((slow, other));
     empties(&runtime);
     stop(runtime);
+}
+
+/// However it waits: what only delays or spins while there is work costs nothing when there is none.
+#[test]
+fn a_worker_with_nothing_to_do_sleeps_under_every_wait_policy() {
+    let micros = Duration::from_micros;
+    for wait in [
+        WaitPolicy::Block,
+        WaitPolicy::Spin { max: micros(50) },
+        WaitPolicy::Coalesce { max_delay: micros(200), batch: 64 },
+        WaitPolicy::Adaptive { budget: micros(300) },
+    ] {
+        let config = WorkerConfig { wait, max_connections: 100, ..WorkerConfig::default() };
+        let builder = Runtime::builder().worker(config).listen(any_port());
+        let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
+        let mut streams: Vec<_> = (0..10).map(|_| connect(addr(&runtime))).collect();
+        rounds(&mut streams, 3, 500);
+        sleeps(&runtime, &format!("idle with {wait:?}"));
+        drop(streams);
+        empties(&runtime);
+        stop(runtime);
+    }
 }
 
 #[test]

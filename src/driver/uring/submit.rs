@@ -51,6 +51,9 @@ impl Scratch {
     }
 }
 
+/// For waits that are to gather and have no end of their own; an early return does no harm.
+const LONG: Duration = Duration::from_secs(3600);
+
 /// A ring's submission side.
 pub(super) struct Submission {
     pub(super) ring: IoUring,
@@ -255,6 +258,8 @@ impl Submission {
         }
         let queued = self.ring.submission().len() as u32;
         let wanted = if timeout == Some(Duration::ZERO) { 0 } else { wanted };
+        // A minimum wait without a timeout is a timeout for the kernel: it returns when that is over, with nothing.
+        let timeout = if gather.is_zero() { timeout } else { timeout.or(Some(LONG)) };
         let spec = timeout.filter(|timeout| !timeout.is_zero()).map(Timespec::from);
         let args = match &spec {
             Some(spec) => SubmitArgs::new().timespec(spec),
