@@ -223,6 +223,38 @@ fn leases_that_slow_readers_keep_are_taken_back_for_the_others() {
 }
 
 #[test]
+fn few_buffers_that_go_round_beside_slow_readers_do_not_cost_a_receive_for_every_message() {
+    for seed in seeds(40) {
+        let sim = Sim::new(SimConfig { socket_buffer: 2_048, ..SimConfig::seeded(seed) });
+        let log = Log::default();
+        let config = WorkerConfig {
+            buffers: BufferConfig { size: 512, count: 32, send_count: 0, ..BufferConfig::default() },
+            high_water: 3_000,
+            low_water: 100,
+            ..small_on(seed)
+        };
+        let worker = sim.worker(config, &[listener()], Probe::new(&log)).expect("it works");
+        // Four take nearly all buffers; the rest goes round among the others.
+        let slow: Vec<Peer> = (0..4).map(|_| sim.connect(addr())).collect();
+        for (n, client) in slow.iter().enumerate() {
+            client.set_reading(false);
+            client.send(&pattern(n as u64, 30_000));
+        }
+        sim.run_for(millis(20));
+        let before = worker.metrics();
+        let quick: Vec<Peer> = (0..12).map(|_| sim.connect(addr())).collect();
+        for round in 1..=60 {
+            quick.iter().for_each(|client| client.send(&[7; 100]));
+            let answered = || quick.iter().all(|client| client.received_len() == round * 100);
+            sim.run_until(SECOND, answered).unwrap_or_else(|stuck| panic!("{stuck}"));
+        }
+        let now = worker.metrics();
+        let (messages, starved) = (now.messages - before.messages, now.starved - before.starved);
+        assert!(starved < messages / 3, "seed {seed}: {starved} receives in vain for {messages} messages");
+    }
+}
+
+#[test]
 fn what_arrives_during_a_pause_is_delivered_in_order_after_it() {
     for seed in seeds(100) {
         let sim = Sim::new(SimConfig {

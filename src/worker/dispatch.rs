@@ -92,6 +92,9 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         match end {
             RecvEnd::Stopped => self.core.mark_dirty(slot),
             RecvEnd::NoBuffer => {
+                if entry.flags.has(Flags::FED) {
+                    self.fed_in_vain();
+                }
                 self.core.counters.starved.add(1);
                 self.core.starve(slot);
                 self.core.mark_dirty(slot);

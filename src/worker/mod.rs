@@ -100,6 +100,8 @@ pub(crate) struct Worker<D: Driver, H: Handler> {
     fired: Vec<u32>,
     walking: Vec<u32>,
     reclaim_at: Option<Time>,
+    /// When somebody who waits for a buffer may be fed again from a pool that is nearly dry.
+    feed_at: Option<Time>,
     /// Connections waited for buffers when this turn's operations were begun.
     pressed: bool,
     /// When a stop was first seen.
@@ -147,6 +149,7 @@ impl<D: Driver, H: Handler> Worker<D, H> {
             fired: Vec::with_capacity(1024),
             walking: Vec::with_capacity(1024),
             reclaim_at: None,
+            feed_at: None,
             pressed: false,
             stop_seen: None,
             stop_at: None,

@@ -18,6 +18,13 @@ use super::wheel;
 /// keep from others are copied out.
 const RECLAIM_AFTER: std::time::Duration = std::time::Duration::from_millis(5);
 
+/// How long nobody is fed from a pool that is nearly dry after somebody was, in vain: who is armed already takes
+/// what comes back, and asking every time would end every wait for nothing.
+const FEED_AGAIN: std::time::Duration = std::time::Duration::from_micros(500);
+
+/// Free buffers from which on that does not hold.
+const ENOUGH: u32 = 8;
+
 /// How long until that is tried again when there was nothing to take: every lease is with the handler,
 /// which is not to be asked hundreds of times a second.
 const RECLAIM_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
@@ -242,21 +249,27 @@ impl<D: Driver, H: Handler> Worker<D, H> {
     /// same connections would take the buffers in turns and the others would never come to it.
     pub(super) fn feed_starved(&mut self) {
         self.pressed = self.core.starving();
-        if !self.pressed {
+        let free = self.core.memory.pool.available();
+        // A pool in which one buffer goes round is dry too: every message would cost a receive of its own. It is so
+        // for as long as nobody waits, too, which with few connections is every other turn.
+        let is_dry = free < ENOUGH.min(self.core.memory.pool.capacity() / 4).max(1);
+        if !is_dry {
             self.reclaim_at = None;
+        }
+        if !self.pressed {
             return;
         }
-        let free = self.core.memory.pool.available();
-        if free == 0 {
+        if is_dry {
             let at = *self.reclaim_at.get_or_insert(self.core.now + RECLAIM_AFTER);
             if at <= self.core.now {
                 let after = if self.reclaim() { RECLAIM_AFTER } else { RECLAIM_AGAIN };
                 self.reclaim_at = Some(self.core.now + after);
             }
+        }
+        if !self.can_feed() {
             return;
         }
-        self.reclaim_at = None;
-        let mut portion = (free / 8).max(1);
+        let mut portion = (free / ENOUGH).max(1);
         while portion > 0 {
             let Some(slot) = self.core.next_starved() else { return };
             let entry = self.core.table.get_mut(slot);
@@ -272,7 +285,14 @@ impl<D: Driver, H: Handler> Worker<D, H> {
 
     /// Whether starved connections could be fed in the next turn.
     pub(super) fn can_feed(&self) -> bool {
-        self.core.starving() && self.core.memory.pool.available() > 0
+        let free = self.core.memory.pool.available();
+        let in_vain = free < ENOUGH && self.feed_at.is_some_and(|at| at > self.core.now);
+        self.core.starving() && free > 0 && !in_vain
+    }
+
+    /// Takes note that somebody who was fed found no buffer all the same.
+    pub(super) fn fed_in_vain(&mut self) {
+        self.feed_at = Some(self.core.now + FEED_AGAIN);
     }
 
     /// Takes buffers back from connections whose peers do not read, or whose handler has paused
@@ -328,9 +348,8 @@ impl<D: Driver, H: Handler> Worker<D, H> {
         let accept = self.acceptors.iter().filter_map(super::accept::Acceptor::retry_at).min();
         let stop = self.stop_at;
         let turn = self.handler.next_turn();
-        [turn, wheel, self.core.alarm, accept, self.admit_at, self.reclaim_at, stop]
-            .into_iter()
-            .flatten()
-            .min()
+        let reclaim = self.reclaim_at.filter(|_| self.core.starving());
+        let feed = self.feed_at.filter(|_| self.core.starving() && self.core.memory.pool.available() > 0);
+        [turn, wheel, self.core.alarm, accept, self.admit_at, reclaim, feed, stop].into_iter().flatten().min()
     }
 }
