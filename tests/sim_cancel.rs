@@ -2,14 +2,14 @@
 //! a random number of polls or at a random time. Whatever was cut, both sides have received exactly what was sent, in
 //! order and each byte once; what a cut future had begun is gone; and at the end everything is where it was.
 
+mod cancel_common;
 mod sim_common;
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use corelane::net::{OwnedReadHalf, OwnedWriteHalf, TcpListener, TcpStream, alloc};
@@ -163,48 +163,16 @@ impl Stage {
         self.handles.borrow_mut().push(spawn(future));
     }
 
-    /// Runs a future for so long as chance has it, and then drops it where it is: before its first poll, after some
-    /// polls (some of them for nothing), at some time, or when it is done (or did not get there in a second).
+    /// Runs a future for so long as chance has it, and then drops it where it is, when it is done, or when it did not
+    /// get there in a second.
     async fn cut<F: Future>(&self, what: &'static str, future: F) -> Option<F::Output> {
-        let outcome = match self.below(6) {
-            0 => polled(future, self.below(4), self.below(2) == 0).await,
-            1 | 2 => timeout(Duration::from_micros(self.below(3_000)), future).await.ok(),
-            // A poll that finds both over.
-            3 => timeout(Duration::ZERO, future).await.ok(),
-            4 => match select(pin!(future), pin!(yield_now())).await {
-                Either::Left((output, _)) => Some(output),
-                Either::Right(_) => None,
-            },
-            _ => timeout(SECOND, future).await.ok(),
+        let outcome = match self.below(cancel_common::WAYS + 1) {
+            cancel_common::WAYS => timeout(SECOND, future).await.ok(),
+            way => cancel_common::cut(way, |n| self.below(n), millis(3), millis(50), future).await,
         };
         self.count(what, outcome.is_some());
         outcome
     }
-}
-
-/// Polls a future at most so many times.
-async fn polled<F: Future>(future: F, times: u64, needlessly: bool) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut left = times;
-    // Somebody must look at it again when nothing comes.
-    let mut limit = pin!(sleep(millis(50)));
-    poll_fn(|cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        if left == 0 || limit.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(None);
-        }
-        if needlessly {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 /// What comes after an operation.
