@@ -11,11 +11,12 @@ use corelane::time::{sleep, timeout};
 use futures::future::{Either, select};
 
 /// How many ways there are.
-pub const WAYS: u64 = 5;
+pub const WAYS: u64 = 6;
 
 /// Polls a future for so long as chance has it (`below(n)` is a number less than `n`), and then drops it where it is:
-/// before its first poll, after some polls (some of them for nothing), when something else was ready, or at some time
-/// before `window` is over. One that is cut by polls and gets none is dropped after `patience`.
+/// before its first poll, after some polls (some of them for nothing), when it was woken and before it is polled again,
+/// when something else was ready, or at some time before `window` is over. One that is not woken is dropped after
+/// `patience`.
 pub async fn cut<F: Future>(
     way: u64,
     below: impl Fn(u64) -> u64,
@@ -28,6 +29,7 @@ pub async fn cut<F: Future>(
         1 | 2 => timeout(Duration::from_micros(below(window.as_micros() as u64)), future).await.ok(),
         // A poll that finds both over.
         3 => timeout(Duration::ZERO, future).await.ok(),
+        4 => woken(future, patience).await,
         _ => match select(pin!(future), pin!(yield_now())).await {
             Either::Left((output, _)) => Some(output),
             Either::Right(_) => None,
@@ -56,6 +58,23 @@ async fn polled<F: Future>(future: F, times: u64, needlessly: bool, patience: Du
             cx.waker().wake_by_ref();
         }
         Poll::Pending
+    })
+    .await
+}
+
+/// Polls a future once, and drops it as soon as it is woken: it has been given something that it has not seen.
+async fn woken<F: Future>(future: F, patience: Duration) -> Option<F::Output> {
+    let (mut future, mut limit) = (pin!(future), pin!(sleep(patience)));
+    let mut polled = false;
+    poll_fn(|cx| {
+        if polled {
+            return Poll::Ready(None);
+        }
+        polled = true;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => limit.as_mut().poll(cx).map(|()| None),
+        }
     })
     .await
 }
