@@ -6,124 +6,34 @@
 mod cancel_common;
 #[path = "cancel_common/foreign.rs"]
 mod foreign;
+#[path = "cancel_common/stage.rs"]
+mod stage;
 mod support;
 mod task_common;
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
-use std::ops::Range;
 use std::os::unix::net::UnixListener as StdUnixListener;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use corelane::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream, alloc};
+use corelane::net::{TcpStream, UdpSocket, UnixListener, UnixStream, alloc};
 use corelane::sync::Semaphore;
-use corelane::task::{JoinError, JoinHandle, spawn, yield_now};
+use corelane::task::{JoinHandle, spawn, yield_now};
 use corelane::time::{sleep, timeout};
-use corelane::{Builder, Descriptors, SocketOptions, UringFeatures, WorkerConfig};
+use corelane::{
+    BufferConfig, Builder, ConnectConfig, Descriptors, Snapshot, SocketOptions, UringFeatures, WorkerConfig,
+};
 use foreign::*;
-use support::{PATIENCE, Rng, any_port, connect, counters, end_of, eventually, pattern, same_bytes};
+use stage::*;
+use support::{PATIENCE, any_port, connect, counters, end_of, eventually, pattern, same_bytes};
 use task_common::*;
 
-/// What widens the search.
-const SEEDS: &str = "CORELANE_CANCEL_SEEDS";
-
-fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var(SEEDS) else { return 0..12 };
-    let parsed = text.split_once("..").map_or_else(
-        || text.parse().map(|one: u64| one..one + 1),
-        |(from, to)| from.parse().and_then(|from| to.parse().map(|to| from..to)),
-    );
-    parsed.unwrap_or_else(|_| panic!("{SEEDS} is {text:?}: write 7 or 0..500"))
-}
-
-/// How often operations were done, and cut.
-type Tally = BTreeMap<&'static str, [u64; 2]>;
-
-/// Chance, and what has become of the operations.
-struct Stage {
-    rng: RefCell<Rng>,
-    tally: RefCell<Tally>,
-    /// How many have bound something: a name for the next.
-    bound: Cell<u32>,
-}
-
-type Shared = Rc<Stage>;
-
-impl Stage {
-    fn new(seed: u64) -> Shared {
-        Rc::new(Self { rng: RefCell::new(Rng::new(seed)), tally: RefCell::default(), bound: Cell::new(0) })
-    }
-
-    fn below(&self, n: usize) -> usize {
-        self.rng.borrow_mut().within(0, n - 1)
-    }
-
-    /// Runs a future for so long as chance has it, and then drops it where it is.
-    async fn cut<F: Future>(&self, what: &'static str, future: F) -> Option<F::Output> {
-        let below = |n: u64| self.below(n as usize) as u64;
-        let (window, patience) = (Duration::from_millis(2), Duration::from_millis(2));
-        let outcome = match below(cancel_common::WAYS + 1) {
-            cancel_common::WAYS => match timeout(PATIENCE, future).await {
-                Ok(output) => Some(output),
-                Err(_) => panic!("{what}: not done after {PATIENCE:?}"),
-            },
-            way => cancel_common::cut(way, below, window, patience, future).await,
-        };
-        self.tally.borrow_mut().entry(what).or_default()[usize::from(outcome.is_none())] += 1;
-        outcome
-    }
-
-    /// Tries an operation again and again until one try gets there.
-    async fn until_done<T, F: Future<Output = T>>(
-        &self,
-        what: &'static str,
-        mut attempt: impl FnMut() -> F,
-    ) -> T {
-        loop {
-            if let Some(output) = self.cut(what, attempt()).await {
-                return output;
-            }
-        }
-    }
-
-    /// Waits for a task by futures that are cut off.
-    async fn join<T>(&self, mut task: JoinHandle<T>) -> Result<T, JoinError> {
-        loop {
-            if let Some(outcome) = self.cut("join", &mut task).await {
-                return outcome;
-            }
-        }
-    }
-
-    async fn bind(&self) -> (TcpListener, SocketAddr) {
-        let listener = self.until_done("bind", || TcpListener::bind(any_port())).await.expect("bound");
-        let addr = listener.local_addr().expect("its address");
-        (listener, addr)
-    }
-
-    async fn accept(&self, listener: &mut TcpListener) -> TcpStream {
-        loop {
-            if let Some(accepted) = self.cut("accept", listener.accept()).await {
-                return accepted.expect("accepted");
-            }
-        }
-    }
-
-    /// A path for a socket.
-    fn path(&self, seed: u64) -> PathBuf {
-        self.bound.set(self.bound.get() + 1);
-        let name = format!("corelane-cancel-{}-{seed}-{}.sock", std::process::id(), self.bound.get());
-        let path = std::env::temp_dir().join(name);
-        drop(std::fs::remove_file(&path));
-        path
-    }
-}
+/// Connections of a worker on which more are wanted, and send buffers, which are fewer still.
+const CROWD: u32 = 3;
+const BUFFERS: u32 = 2;
 
 /// One receiving operation of any stream, cut off or not: what it brought, `None` at the end. At most so many bytes
 /// will come unless the stream ends.
@@ -301,9 +211,9 @@ macro_rules! call {
     }};
 }
 
-/// Connections to foreign servers, by futures that are cut off.
-fn calls(stage: &Shared, seed: u64) -> (Vec<JoinHandle<()>>, [mpsc::Sender<()>; 2]) {
-    let (tcp_going, over) = mpsc::channel();
+/// Runs a foreign echo server until the sender is dropped.
+fn echo_server() -> (SocketAddr, mpsc::Sender<()>) {
+    let (going, over) = mpsc::channel();
     let server = StdListener::bind(any_port()).expect("bound");
     let addr = server.local_addr().expect("its address");
     server.set_nonblocking(true).expect("set");
@@ -312,6 +222,12 @@ fn calls(stage: &Shared, seed: u64) -> (Vec<JoinHandle<()>>, [mpsc::Sender<()>; 
         stream.set_nonblocking(false).map(|()| stream)
     };
     peer(move || std_echo(accept, over));
+    (addr, going)
+}
+
+/// Connections to foreign servers, by futures that are cut off.
+fn calls(stage: &Shared, seed: u64) -> (Vec<JoinHandle<()>>, [mpsc::Sender<()>; 2]) {
+    let (addr, tcp_going) = echo_server();
     let (unix_going, over) = mpsc::channel();
     let path = stage.path(seed);
     let server = StdUnixListener::bind(&path).expect("bound");
@@ -482,29 +398,40 @@ async fn datagrams(stage: Shared, count: u32) {
 }
 
 /// Datagrams whose sending is cut off: one that was cut is sent or not, one that was not cut is, and none twice.
-async fn cut_datagrams(stage: Shared, count: u32) {
+async fn cut_datagrams(stage: Shared) {
     let foreign = StdUdp::bind(any_port()).expect("bound");
     foreign.set_read_timeout(Some(PATIENCE)).expect("set");
     let addr = foreign.local_addr().expect("its address");
-    let socket = stage.until_done("bind_udp", || UdpSocket::bind(any_port())).await.expect("bound");
-    let mut done = BTreeSet::new();
-    for n in 0..count {
-        if let Some(sent) = stage.cut("send_to", socket.send_to(n.to_le_bytes().to_vec(), addr)).await {
-            assert_eq!(sent.expect("sent"), 4);
-            done.insert(n);
-        }
-    }
-    // Datagrams may pass each other, so that the last is not the last to arrive.
-    socket.send_to(count.to_le_bytes().to_vec(), addr).await.expect("sent");
-    done.insert(count);
+    let (tell, told) = mpsc::channel::<BTreeSet<u32>>();
+    let (seen_all, all_seen) = mpsc::channel();
     peer(move || {
-        let (mut seen, mut room) = (BTreeSet::new(), [0; 16]);
-        while !done.is_subset(&seen) {
-            let len = foreign.recv(&mut room).expect("what was sent");
-            let n = u32::from_le_bytes(room[..len].try_into().expect("whole"));
-            assert!(n <= count && seen.insert(n), "{n} is not sent twice");
+        let (mut seen, mut room) = (BTreeSet::new(), [0; 100]);
+        for done in told {
+            while !done.is_subset(&seen) {
+                foreign.recv(&mut room).expect("what was sent");
+                let n = u32::from_le_bytes(*room.first_chunk().expect("four bytes"));
+                assert!(seen.insert(n), "{n} is not sent twice");
+            }
+            seen_all.send(()).expect("the task waits");
         }
     });
+    let socket = stage.until_done("bind_udp", || UdpSocket::bind(any_port())).await.expect("bound");
+    // No more at a time than the foreign socket's buffer has room for.
+    for batch in 0..6u32 {
+        let mut done = BTreeSet::new();
+        for n in batch * 50..batch * 50 + 50 {
+            // Of many lengths, so that the result of another is known as such.
+            let mut bytes = n.to_le_bytes().to_vec();
+            bytes.resize(4 + n as usize % 89, 0);
+            let len = bytes.len();
+            if let Some(sent) = stage.cut("send_to", socket.send_to(bytes, addr)).await {
+                assert_eq!(sent.expect("sent"), len, "the result of this one");
+                done.insert(n);
+            }
+        }
+        tell.send(done).expect("the peer waits");
+        until("the peer has all that were not cut", || all_seen.try_recv().is_ok()).await;
+    }
 }
 
 /// Permits that are waited for by futures that are cut off: none is lost.
@@ -529,41 +456,71 @@ async fn permits(stage: Shared) {
     assert_eq!(semaphore.available_permits(), 3);
 }
 
+/// More tasks than there are connections and send buffers, waiting for them by futures that are cut off: at the end there
+/// is as much to have as at first.
+async fn crowd(stage: Shared, addr: SocketAddr) {
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let stage = stage.clone();
+            spawn(async move {
+                for _ in 0..6 {
+                    let within = ConnectConfig { timeout: PATIENCE, ..ConnectConfig::new(addr) };
+                    let connecting = || TcpStream::connect(within.clone());
+                    let mut stream = stage.until_done("crowd_connect", connecting).await.expect("room");
+                    let mut composed =
+                        stage.until_done("crowd_alloc", || alloc(PATIENCE)).await.expect("a buffer");
+                    composed.put(b"hello");
+                    stage.cut("sleep", sleep(Duration::from_micros(200))).await;
+                    stream.send(composed.freeze()).await.expect("sent");
+                    let mut answer = [0; 5];
+                    stream.recv_exact(&mut answer).await.expect("the answer");
+                    assert_eq!(&answer, b"hello");
+                    // Its room is there at once, and not when the server has closed too.
+                    stream.abort();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        stage.join(task).await.expect("no panic");
+    }
+    let (mut streams, mut buffers) = (Vec::new(), Vec::new());
+    for _ in 0..CROWD {
+        streams.push(TcpStream::connect(addr).await.expect("room"));
+    }
+    for _ in 0..BUFFERS {
+        buffers.push(alloc(PATIENCE).await.expect("a buffer"));
+    }
+    streams.into_iter().for_each(TcpStream::abort);
+}
+
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("there").count()
 }
 
-/// Everything at once on one worker, which is at rest again when it is over, and not only when the worker has ended.
-fn history(builder: Builder, seed: u64) -> Tally {
+/// Runs one worker's main task, after which it is at rest again, and not only when the worker has ended.
+fn history<F: Future<Output = ()> + 'static>(
+    builder: Builder,
+    seed: u64,
+    main: impl FnOnce(Shared) -> F + Send + 'static,
+) -> Tally {
     let (say, said) = mpsc::channel();
     let (go, told) = mpsc::channel::<()>();
     let mut total = Tally::new();
     let main = move || async move {
         let before = open_descriptors();
         let stage = Stage::new(seed);
-        let (mut tasks, going) = calls(&stage, seed);
-        tasks.extend(serve_tcp(&stage, seed, 6).await);
-        tasks.extend(serve_unix(&stage, seed, 3).await);
-        tasks.extend((0..3).map(|n| spawn(halves(stage.clone(), seed * 1000 + 600 + 10 * n))));
-        tasks.extend((0..4).map(|n| spawn(aborted(stage.clone(), seed * 1000 + 700 + n))));
-        if seed.is_multiple_of(2) {
-            // Of a ring's own descriptors only later kernels can be asked.
-            tasks.push(spawn(questions(stage.clone())));
-        }
-        tasks.push(spawn(datagrams(stage.clone(), 60)));
-        tasks.push(spawn(cut_datagrams(stage.clone(), 60)));
-        tasks.push(spawn(permits(stage.clone())));
-        for task in tasks {
-            stage.join(task).await.expect("no panic");
-        }
-        drop(going);
+        main(stage.clone()).await;
         say.send((before, stage.tally.take())).expect("the test waits");
-        until("the test", || told.try_recv().is_ok()).await;
+        // Until the test has seen enough, or has failed.
+        while told.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            sleep(Duration::from_millis(1)).await;
+        }
     };
     watch(builder, main, |runtime| {
         // One that panicked is told by the stop.
         let Ok((before, tally)) = said.recv_timeout(2 * PATIENCE) else { return };
-        let rest = |now: &corelane::Snapshot| (now.tasks, now.connections, now.buffers_out) == (1, 0, 0);
+        let rest = |now: &Snapshot| (now.tasks, now.connections, now.buffers_out) == (1, 0, 0);
         let now = counters(runtime, "no task but the first, no connection, no buffer", rest);
         assert_eq!((now.tasks_panicked, now.stale), (0, 0), "{now:#?}");
         eventually("as many descriptors as at first", || open_descriptors() == before);
@@ -571,6 +528,26 @@ fn history(builder: Builder, seed: u64) -> Tally {
         go.send(()).expect("the main task waits");
     });
     total
+}
+
+/// Everything at once.
+async fn everything(stage: Shared, seed: u64) {
+    let (mut tasks, going) = calls(&stage, seed);
+    tasks.extend(serve_tcp(&stage, seed, 6).await);
+    tasks.extend(serve_unix(&stage, seed, 3).await);
+    tasks.extend((0..3).map(|n| spawn(halves(stage.clone(), seed * 1000 + 600 + 10 * n))));
+    tasks.extend((0..4).map(|n| spawn(aborted(stage.clone(), seed * 1000 + 700 + n))));
+    if seed.is_multiple_of(2) {
+        // Of a ring's own descriptors only later kernels can be asked.
+        tasks.push(spawn(questions(stage.clone())));
+    }
+    tasks.push(spawn(datagrams(stage.clone(), 60)));
+    tasks.push(spawn(cut_datagrams(stage.clone())));
+    tasks.push(spawn(permits(stage.clone())));
+    for task in tasks {
+        stage.join(task).await.expect("no panic");
+    }
+    drop(going);
 }
 
 /// The only test of this file, because it counts the process's descriptors.
@@ -586,7 +563,18 @@ fn futures_dropped_at_any_await_point_lose_no_byte_and_leave_nothing() {
             // The process's table shows what a worker holds as ordinary descriptors; others are in the ring's.
             let descriptors = if seed.is_multiple_of(2) { Descriptors::Fd } else { Descriptors::Direct };
             let config = WorkerConfig { uring, descriptors, ..small() };
-            for (what, [done, cut]) in history(builder.clone().worker(config), seed) {
+            let builder = builder.clone();
+            let crowded = builder.clone().worker(WorkerConfig {
+                max_connections: CROWD,
+                buffers: BufferConfig { send_count: BUFFERS, ..config.buffers.clone() },
+                ..config.clone()
+            });
+            let everything = history(builder.worker(config), seed, move |stage| everything(stage, seed));
+            let crowd = history(crowded, seed, |stage| async move {
+                let (addr, _going) = echo_server();
+                crowd(stage, addr).await;
+            });
+            for (what, [done, cut]) in everything.into_iter().chain(crowd) {
                 let sum = total.entry(what).or_default();
                 *sum = [sum[0] + done, sum[1] + cut];
             }
@@ -597,7 +585,7 @@ fn futures_dropped_at_any_await_point_lose_no_byte_and_leave_nothing() {
         }
         // One seed alone need not have had everything in it.
         if std::env::var_os(SEEDS).is_none() {
-            assert_eq!(total.len(), 24, "an operation was never tried");
+            assert_eq!(total.len(), 26, "an operation was never tried");
             assert!(total.values().all(|[done, cut]| *done > 3 && *cut > 3), "{total:?}");
         }
     });
