@@ -22,7 +22,7 @@ use std::time::Duration;
 use corelane::net::{TcpStream, UdpSocket, UnixListener, UnixStream, alloc};
 use corelane::sync::Semaphore;
 use corelane::task::{JoinHandle, spawn, yield_now};
-use corelane::time::{sleep, timeout};
+use corelane::time::sleep;
 use corelane::{
     BufferConfig, Builder, ConnectConfig, Descriptors, Snapshot, SocketOptions, UringFeatures, WorkerConfig,
 };
@@ -566,7 +566,7 @@ fn futures_dropped_at_any_await_point_lose_no_byte_and_leave_nothing() {
             let builder = builder.clone();
             let crowded = builder.clone().worker(WorkerConfig {
                 max_connections: CROWD,
-                buffers: BufferConfig { send_count: BUFFERS, ..config.buffers.clone() },
+                buffers: BufferConfig { send_count: BUFFERS, ..config.buffers },
                 ..config.clone()
             });
             let everything = history(builder.worker(config), seed, move |stage| everything(stage, seed));
