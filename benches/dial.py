@@ -84,12 +84,20 @@ def picture(result, path):
                      'server CPU per message, µs</text>')
         parts.append(f'<text x="{x0 + 8}" y="{y0 + height / 2}" text-anchor="middle" '
                      f'transform="rotate(-90 {x0 + 8} {y0 + height / 2})">response p50 to p99, µs</text>')
-        for setting, (cpu, p50, p99) in points.items():
+        labels = []
+        for setting, (cpu, p50, p99) in sorted(points.items(), key=lambda point: -point[1][2]):
             x = x0 + left + span * cpu / most_cpu
             low, high = (y0 + height * (1 - value / most_us) for value in (p50, p99))
             parts.append(f'<path d="M{x:.1f} {low:.1f} V{high:.1f}" stroke="#36c" stroke-width="2"/>')
             parts.append(f'<circle cx="{x:.1f}" cy="{low:.1f}" r="4" fill="#36c"/>')
-            parts.append(f'<text x="{x + 7:.1f}" y="{high + 4:.1f}">{setting.replace("us", "µs")}</text>')
+            # To the left where there is no room to the right, and lower where another one stands already.
+            side, anchor = (-7, "end") if x > x0 + left + span * 0.7 else (7, "start")
+            y = high + 4
+            while any(abs(y - other) < 12 and abs(x - at) < 90 for at, other in labels):
+                y += 12
+            labels.append((x, y))
+            parts.append(f'<text x="{x + side:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
+                         f'{setting.replace("us", "µs")}</text>')
     parts.append("</svg>")
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(parts) + "\n")
