@@ -219,7 +219,19 @@ fn tiny_submission_and_completion_queues_lose_nothing() {
         let builder = Runtime::builder().worker(config).listen(any_port());
         let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
         let mut streams: Vec<_> = (0..400).map(|_| connect(addr(&runtime))).collect();
-        rounds(&mut streams, 5, 5000);
+        rounds(&mut streams, 4, 5000);
+        // What all have sent waits for the worker, so that one turn has more to submit than the queue takes.
+        let (go_on, held) = std::sync::mpsc::channel::<()>();
+        tell(&runtime.remote(), 0, move |_| {
+            let _ = held.recv();
+        });
+        for stream in &mut streams {
+            stream.write_all(&pattern(7, 5000)).expect("write");
+        }
+        drop(go_on);
+        for stream in &mut streams {
+            expect(stream, &pattern(7, 5000));
+        }
         let total = runtime.metrics().total();
         // Only io_uring has queues that could be full.
         let has_queues = runtime.info().backend == Backend::IoUring;
@@ -332,7 +344,8 @@ fn short_of_descriptors() {
     listener.backlog = 64;
     let builder = Runtime::builder().worker(config).listen(listener);
     let Some(runtime) = start(builder, |_| Hooks::echo()) else { return say("skipped") };
-    // All descriptors but ten are taken.
+    // All descriptors but ten are taken, when the worker has armed its accepts: each takes one for a moment.
+    sleeps(&runtime, "waiting for connections");
     let mut filling = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         filling.push(file);
@@ -392,6 +405,7 @@ fn no_room_left(backend: Backend) {
     let Some(runtime) = start(builder, |_| Hooks::echo()) else { return say("skipped") };
     let target = std::net::TcpListener::bind(any_port()).expect("a listener");
     let target_addr = target.local_addr().expect("its address");
+    sleeps(&runtime, "waiting for connections");
     let mut filling = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
         filling.push(file);
