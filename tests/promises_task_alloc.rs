@@ -196,14 +196,15 @@ fn an_idle_connection_with_its_task_takes_at_most_512_bytes() {
     let config = WorkerConfig { max_connections: 4000, ..WorkerConfig::default() };
     let Some(runtime) = server(Runtime::builder().worker(config), false) else { return };
     let open = |count: usize| -> Vec<Std> {
-        let mut streams: Vec<_> =
-            (0..count).map(|_| Std::connect(runtime.info().listeners[0].addr).expect("connected")).collect();
-        // It is there, and waits.
-        for stream in &mut streams {
+        let connected = (0..count).map(|_| {
+            let mut stream = Std::connect(runtime.info().listeners[0].addr).expect("connected");
+            // It is there, and waits. One after the other: the list of those who wait to be admitted, which a burst
+            // makes grow, is the worker's and no connection's.
             stream.write_all(b"x").expect("written");
             stream.read_exact(&mut [0]).expect("echo");
-        }
-        streams
+            stream
+        });
+        connected.collect()
     };
     let first = open(240);
     let before = BYTES.load(Ordering::Relaxed);
