@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::future::{pending, poll_fn};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +15,10 @@ use std::time::Duration;
 use corelane::task::{self, block_on, spawn, yield_now};
 use corelane::{Runtime, WorkerConfig};
 use support::eventually;
+
+/// One test at a time: a worker's number is given to the next one, and a waker that is out of date may wake a task of
+/// that for nothing. Here polls are counted.
+static TURN: Mutex<()> = Mutex::new(());
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -86,21 +90,25 @@ fn ping_pong(mailbox: u32, threads: u64, tasks: u64, rounds: u64) {
 
 #[test]
 fn a_storm_of_wakes_on_a_full_mailbox_loses_none() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     ping_pong(1, 4, 8, 300);
 }
 
 #[test]
 fn a_storm_of_wakes_on_a_mailbox_with_room_loses_none() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     ping_pong(4096, 4, 8, 300);
 }
 
 #[test]
 fn a_single_sleeping_task_is_woken_every_time() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     ping_pong(1, 1, 1, 3000);
 }
 
 #[test]
 fn wakes_during_a_poll_have_the_task_polled_again_once() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     block_on(async {
         let polls = Rc::new(Cell::new(0));
         let seen = polls.clone();
@@ -128,6 +136,7 @@ fn wakes_during_a_poll_have_the_task_polled_again_once() {
 
 #[test]
 fn wakers_are_harmless_after_their_task_their_worker_and_their_runtime() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let kept: Arc<Mutex<Vec<Waker>>> = Arc::default();
     let taken = kept.clone();
     block_on(async move {
@@ -170,6 +179,7 @@ fn wakers_are_harmless_after_their_task_their_worker_and_their_runtime() {
 
 #[test]
 fn threads_that_wake_all_the_time_survive_the_end_of_runtimes() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let current: Arc<Mutex<Option<Waker>>> = Arc::default();
     let (over, woken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let threads: Vec<_> = (0..3)
@@ -206,6 +216,7 @@ fn threads_that_wake_all_the_time_survive_the_end_of_runtimes() {
 
 #[test]
 fn remote_wakes_are_counted() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = Runtime::builder()
         .start_tasks(|_| async {
             let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
@@ -222,6 +233,7 @@ fn remote_wakes_are_counted() {
 /// What lies in a mailbox when its worker is gone is dropped on some thread, and may wake there.
 #[test]
 fn a_closure_that_wakes_when_it_is_dropped_unread_does_no_harm() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     struct WakesWhenDropped(Waker, Arc<AtomicBool>);
     impl Drop for WakesWhenDropped {
         fn drop(&mut self) {
