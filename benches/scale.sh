@@ -14,7 +14,7 @@ seconds=${2:-30}
 interval=${3:-5s}
 wait=${WAIT:-block}
 port=${PORT:-7222}
-# Kernel and both processes, in KiB: measured at 50,000 and at 1,000,000.
+# Kernel and both processes, in KiB: 9.7 of the kernel for both ends, 0.4 of the two processes.
 needed=$((connections * 11 + 300000))
 available=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
 if [ $((needed + (2 << 20))) -gt "$available" ]; then
