@@ -13,7 +13,7 @@ use crate::config::ConfigError;
 /// pays within a limit ([`Adaptive`](Self::Adaptive)). A worker that is busy never waits, so under full load all
 /// four are the same. What each setting costs and brings is measured in `benches/README.md`.
 ///
-/// Timers are not delayed by any of them, nor is accepting connections. What other threads send to a worker counts as a completion.
+/// Times are at least a microsecond. Timers are not delayed by any of them, nor is accepting connections. What other threads send to a worker counts as a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitPolicy {
@@ -61,10 +61,10 @@ impl WaitPolicy {
     /// [`ConfigError`] naming what is out of range, and the range.
     pub fn check(self) -> Result<(), ConfigError> {
         let within = |what, value: Duration, most: Duration| {
-            if !value.is_zero() && value <= most {
+            if value >= SHORTEST && value <= most {
                 return Ok(());
             }
-            let allowed = format!("more than 0, at most {most:?}");
+            let allowed = format!("{SHORTEST:?} to {most:?}");
             Err(ConfigError::Range { what, value: format!("{value:?}"), allowed })
         };
         match self {
@@ -133,6 +133,9 @@ impl FromStr for WaitPolicy {
     }
 }
 
+/// The kernel counts minimum waits in these.
+const SHORTEST: Duration = Duration::from_micros(1);
+
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit): (&str, fn(u64) -> Duration) = if let Some(number) = text.strip_suffix("us") {
         (number, Duration::from_micros)
@@ -170,18 +173,9 @@ mod tests {
             );
         }
         let over = |text: &str| text.parse::<WaitPolicy>().expect_err(text).to_string();
-        assert_eq!(
-            over("spin=11ms"),
-            "wait: spin 11ms is out of range: allowed is more than 0, at most 10ms"
-        );
-        assert_eq!(
-            over("coalesce=0us"),
-            "wait: coalesce 0ns is out of range: allowed is more than 0, at most 100ms"
-        );
+        assert_eq!(over("spin=11ms"), "wait: spin 11ms is out of range: allowed is 1µs to 10ms");
+        assert_eq!(over("coalesce=0us"), "wait: coalesce 0ns is out of range: allowed is 1µs to 100ms");
         assert_eq!(over("coalesce=1ms,0"), "wait: batch 0 is out of range: allowed is 1 to 4294967295");
-        assert_eq!(
-            over("adaptive=1000ms"),
-            "wait: adaptive 1s is out of range: allowed is more than 0, at most 100ms"
-        );
+        assert_eq!(over("adaptive=1000ms"), "wait: adaptive 1s is out of range: allowed is 1µs to 100ms");
     }
 }

@@ -34,7 +34,7 @@ fn bad_values_name_the_flag_and_what_would_be_right() {
     refused(&["serve", "echo", "--dual-stack"], 2, &["[::]"]);
     refused(&["serve", "echo", "--wait", "nap"], 2, &["--wait", "spin=50us", "adaptive=1ms"]);
     refused(&["load", "echo", "--wait", "spin=1s"], 2, &["--wait", "spin=50us"]);
-    refused(&["serve", "echo", "--wait", "coalesce=1000ms"], 2, &["--wait", "at most 100ms"]);
+    refused(&["serve", "echo", "--wait", "coalesce=1000ms"], 2, &["--wait", "1µs to 100ms"]);
     refused(&["serve", "telnet"], 2, &["echo, heartbeat, discard"]);
     refused(&["load", "echo", "--workers"], 2, &["--workers"]);
     refused(&["load", "echo", "--source", "::1"], 2, &["family"]);

@@ -206,6 +206,22 @@ fn a_worker_with_nothing_to_do_sleeps_under_every_wait_policy() {
     }
 }
 
+/// The kernel counts a minimum wait in whole microseconds: one that is less must not become a wait for a full batch.
+#[test]
+fn the_shortest_delay_to_coalesce_does_not_hold_a_message_back() {
+    let one = Duration::from_micros(1);
+    for wait in [WaitPolicy::Coalesce { max_delay: one, batch: 64 }, WaitPolicy::Adaptive { budget: one }] {
+        let config = WorkerConfig { wait, ..WorkerConfig::default() };
+        let builder = Runtime::builder().worker(config).listen(any_port());
+        let Some(runtime) = start(builder, |_| Hooks::echo()) else { return };
+        let mut stream = connect(addr(&runtime));
+        rounds(std::slice::from_mut(&mut stream), 50, 20);
+        drop(stream);
+        empties(&runtime);
+        stop(runtime);
+    }
+}
+
 #[test]
 fn tiny_submission_and_completion_queues_lose_nothing() {
     for descriptors in [Descriptors::Direct, Descriptors::Fd] {

@@ -220,11 +220,14 @@ impl Submission {
                 let work = submission.taskrun() || submission.cq_overflow();
                 drop(submission);
                 if work {
+                    // It may bring nothing, again and again: looking ends in its time all the same.
                     self.enter(Some(Duration::ZERO), 0, Duration::ZERO, counters)?;
-                    continue;
                 }
                 if clock().since(began) >= spin {
                     break;
+                }
+                if work {
+                    continue;
                 }
                 for _ in 0..LOOKS_PER_CLOCK {
                     std::hint::spin_loop();
@@ -233,8 +236,12 @@ impl Submission {
         }
         let left = wait.less(clock().since(began));
         let gather = left.gather();
-        if self.min_wait || gather.is_zero() {
-            return self.enter(left.timeout, if gather.is_zero() { 1 } else { wait.batch }, gather, counters);
+        // The kernel takes whole microseconds, and would take none for waiting until the batch is full.
+        if gather < Duration::from_micros(1) {
+            return self.enter(left.timeout, 1, Duration::ZERO, counters);
+        }
+        if self.min_wait {
+            return self.enter(left.timeout, wait.batch, gather, counters);
         }
         self.enter(left.timeout, 1, Duration::ZERO, counters)?;
         let gather = wait.gather().saturating_sub(clock().since(began));
